@@ -1,18 +1,25 @@
 //! The protocol without a network and without clocks of its own: what the model in the tests drives. It is no part of the API,
 //! and changes without notice.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::pin::pin;
 use std::sync::OnceLock;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use tokio::time::Instant;
 
-use crate::clock::{Moment, monotonic};
+use crate::clock::{Lease, Moment, millis, monotonic};
 use crate::error::{Cause, Error};
+use crate::holder::Holder;
 use crate::lock::asking::{Asking, Ended, Event, Step as Next};
-use crate::lock::{Acquire, Locks};
-use crate::row::{Acquisition, Answer, Release, Releasing, Withdrawing, Write};
+use crate::lock::{Acquire, Continuation, Locks, Ticket};
+use crate::row::{
+    Acquisition, Answer, Kind, Outcome, RecordClaim, Release, Released, Renewed, Table, Write, holder_of,
+};
 
 /// A row, as DynamoDB has it.
 pub type Item = HashMap<String, AttributeValue>;
@@ -36,29 +43,34 @@ pub struct Request {
 /// What the table answers to the requests of a transaction, or to one.
 #[derive(Clone, Debug)]
 pub enum Reply {
-    /// All were applied, to a row as it was before if there is one request.
-    Applied(Option<Item>),
+    /// All were applied. Of several, the row of the last one does not matter: a transaction returns none.
+    Applied {
+        /// The row as it was before.
+        before: Option<Item>,
+        /// The row as it is now.
+        after: Item,
+    },
     /// None was applied: for each whose condition was not met, the row if there is one.
     Refused(Vec<Option<Option<Item>>>),
 }
 
-impl Reply {
-    fn into_answer(self, keys: &[String]) -> Answer {
-        match self {
-            Self::Applied(before) => Answer::Applied(before.unwrap_or_default()),
-            Self::Refused(rows) => Answer::refused_by(keys.iter().cloned().zip(rows)),
-        }
+/// What the clocks of a host show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clocks {
+    /// The time since the Unix epoch.
+    pub wall: Duration,
+    /// The time since the model began.
+    pub monotonic: Duration,
+}
+
+impl Clocks {
+    fn moment(self) -> Moment {
+        static START: OnceLock<Instant> = OnceLock::new();
+        // The time of the model, not that of the process, tells whether a lease has ended.
+        let start = *START.get_or_init(|| monotonic() + Duration::from_hours(24));
+        Moment { wall: self.wall, monotonic: start + self.monotonic }
     }
 }
-
-/// Returns the moment at which the wall clock of a host shows this time since the Unix epoch.
-fn moment(wall: Duration) -> Moment {
-    static START: OnceLock<Instant> = OnceLock::new();
-    Moment { wall, monotonic: *START.get_or_init(monotonic) + wall.saturating_sub(EPOCH) }
-}
-
-/// The earliest time of a model.
-pub const EPOCH: Duration = Duration::from_hours(500_000);
 
 fn requests(write: &Write<'_>) -> Vec<Request> {
     let rendered = write.rendered().map(|(key, (update, condition, names, values))| Request {
@@ -71,11 +83,37 @@ fn requests(write: &Write<'_>) -> Vec<Request> {
     rendered.collect()
 }
 
+fn answer(write: &Write<'_>, reply: Reply) -> Answer {
+    match reply {
+        Reply::Applied { before, after } => Answer::Applied(write.returned(before, after)),
+        Reply::Refused(rows) => Answer::refused_by(write.keys().map(str::to_owned).zip(rows)),
+    }
+}
+
+/// The acquire of a record of idempotency. With `reject_unfinished`, a run that did not finish is refused for so long.
+#[must_use]
+pub fn record(locks: &Locks, key: &str, reject_unfinished: Option<Duration>) -> Acquire {
+    locks.acquire_kind(Kind::record(key.to_owned(), RecordClaim { validation: None, reject_unfinished }))
+}
+
+/// The acquire of several keys.
+#[must_use]
+pub fn keys(locks: &Locks, keys: &[&str]) -> Acquire {
+    locks.acquire_kind(Kind::keys(keys.iter().map(|key| (*key).to_owned()).collect()))
+}
+
 /// An acquire under way.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Acquiring {
     asking: Asking<'static>,
-    keeps: bool,
+    acquire: &'static Acquire,
+}
+
+/// Two print the same if they go on in the same way.
+impl fmt::Debug for Acquiring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.asking.live().fmt(f)
+    }
 }
 
 /// What an acquire does next.
@@ -84,15 +122,15 @@ pub enum Step {
     /// Sends these requests together.
     Send(Vec<Request>),
     /// Withdraws, and goes on.
-    Withdraw(Withdrawal),
+    Withdraw(Operation),
     /// Sleeps.
-    Sleep(Duration),
+    Sleep,
     /// Has what it asked for.
     Held(Held),
     /// The work was done before.
     Completed,
     /// Ends without it. What was not answered is withdrawn in the background.
-    Refused(Error, Option<Withdrawal>),
+    Refused(Option<Operation>),
 }
 
 impl Acquiring {
@@ -101,58 +139,53 @@ impl Acquiring {
     /// # Errors
     ///
     /// Fails as the acquire does.
-    pub fn start(acquire: &'static Acquire, now: Duration) -> Result<Self, Error> {
-        Ok(Self { asking: Asking::start(acquire, moment(now))?, keeps: acquire.takes_over })
+    pub fn start(acquire: &'static Acquire, now: Clocks) -> Result<Self, Error> {
+        Ok(Self { asking: Asking::start(acquire, now.moment())?, acquire })
     }
 
     /// Begins, or goes on after a sleep or a withdrawal.
-    pub fn go_on(&mut self, now: Duration) -> Step {
+    pub fn go_on(&mut self, now: Clocks) -> Step {
         self.on(Event::Done, now)
     }
 
     /// Takes note of the answer to the requests that were sent last, if there was one.
-    pub fn answered(&mut self, reply: Option<Reply>, now: Duration) -> Step {
+    pub fn answered(&mut self, reply: Option<Reply>, now: Clocks) -> Step {
         let acquisition = self.asking.acquisition();
-        let unanswered = || acquisition.error(Cause::Unavailable, &self.asking.locks().0.table);
+        let unanswered = || acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table);
         let is_unanswered = reply.is_none();
-        let answer = reply.map(|reply| reply.into_answer(acquisition.kind().all_keys())).ok_or_else(unanswered);
+        let answer = reply.map(|reply| answer(&self.asking.request(None), reply)).ok_or_else(unanswered);
         self.on(Event::Answered { answer, is_unanswered }, now)
     }
 
-    fn on(&mut self, event: Event, now: Duration) -> Step {
-        let now = moment(now);
-        let mut next = self.asking.on(event, now);
+    fn on(&mut self, event: Event, now: Clocks) -> Step {
+        let moment = now.moment();
+        let mut next = self.asking.on(event, moment);
+        let withdrawal = |acquisition| Operation::new(What::Withdraw(acquisition, self.acquire.takes_over), now);
         loop {
             next = match next {
                 Next::Send { .. } => return Step::Send(requests(&self.asking.request(None))),
-                Next::Sleep(delay) => return Step::Sleep(delay),
-                Next::Withdraw(acquisition, _) => return Step::Withdraw(self.withdrawal(acquisition, now)),
+                Next::Sleep(_) => return Step::Sleep,
+                Next::Withdraw(acquisition, _) => return Step::Withdraw(withdrawal(acquisition)),
                 Next::End(Ended::Acquired(acquisition, grant, _)) => {
+                    let (hold, skew) = (self.acquire.hold_at_least, self.acquire.locks.0.table.clock_skew);
                     return Step::Held(Held {
-                        release: acquisition.release_number(now),
-                        locks: self.asking.locks().clone(),
                         acquisition,
-                        until: grant.lease.deadline.wall(),
                         fence: grant.fences.first().copied().unwrap_or_default(),
-                        sequence: 0,
+                        since: grant.sent.wall,
+                        lease: grant.lease,
+                        continuation: Continuation::new(grant.sent, hold, skew),
                     });
                 }
                 Next::End(Ended::Completed(_)) => return Step::Completed,
-                Next::End(Ended::Refused(error)) => {
-                    let unsettled = self.asking.unsettled().cloned();
-                    return Step::Refused(error, unsettled.map(|acquisition| self.withdrawal(acquisition, now)));
+                Next::End(Ended::Refused(_)) => {
+                    return Step::Refused(self.asking.unsettled().cloned().map(withdrawal));
                 }
                 // No other waiters.
                 Next::Pause | Next::Resume | Next::Join(..) | Next::Reserve(..) | Next::End(Ended::Waiting(_)) => {
-                    self.asking.on(Event::Done, now)
+                    self.asking.on(Event::Done, moment)
                 }
             };
         }
-    }
-
-    fn withdrawal(&self, acquisition: Acquisition, now: Moment) -> Withdrawal {
-        let withdrawing = Withdrawing::start(acquisition, self.keeps, now);
-        Withdrawal { locks: self.asking.locks().clone(), withdrawing }
     }
 
     /// Returns the owner.
@@ -162,105 +195,252 @@ impl Acquiring {
     }
 }
 
-/// A withdrawal under way.
-#[derive(Clone, Debug)]
-pub struct Withdrawal {
-    locks: Locks,
-    withdrawing: Withdrawing,
-}
-
-impl Withdrawal {
-    /// Returns the next request, or nothing after the last one.
-    #[must_use]
-    pub fn requests(&self, now: Duration) -> Vec<Request> {
-        self.withdrawing.request(&self.locks.0.table, moment(now)).iter().flat_map(requests).collect()
-    }
-
-    /// Takes note of the answer.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a row cannot be read.
-    pub fn answered(&mut self, reply: Reply, now: Duration) -> Result<(), Error> {
-        let keys: Vec<_> = self.requests(now).into_iter().map(|request| request.key).collect();
-        self.withdrawing.on(&self.locks.0.table, reply.into_answer(&keys), moment(now))
-    }
-
-    /// Returns `true` if all was withdrawn.
-    #[must_use]
-    pub fn is_done(&self) -> bool {
-        self.withdrawing.ended(&self.locks.0.table).is_ok()
-    }
-}
-
 /// A lock that is held.
 #[derive(Clone, Debug)]
 pub struct Held {
-    locks: Locks,
     acquisition: Acquisition,
-    until: Duration,
     fence: u64,
-    sequence: u64,
-    release: u64,
+    since: Duration,
+    lease: Lease,
+    continuation: Continuation,
 }
 
 impl Held {
     /// Returns `true` while the holder considers it valid.
     #[must_use]
-    pub fn is_valid(&self, now: Duration) -> bool {
-        now < self.until
+    pub fn is_valid(&self, now: Clocks) -> bool {
+        !self.lease.deadline.has_passed(now.moment())
     }
 
-    /// Returns the fence.
+    /// Returns when it ends.
     #[must_use]
-    pub fn fence(&self) -> u64 {
-        self.fence
+    pub fn until(&self) -> Duration {
+        self.lease.deadline.wall()
+    }
+
+    /// Returns the number of the acquisition in its place.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.acquisition.numbers.own
     }
 
     /// Begins a release.
-    #[must_use]
-    pub fn release(&mut self, now: Duration) -> Freeing {
-        self.sequence += 1;
-        let release = Release {
-            number: self.release,
-            sequence: self.sequence,
-            now: moment(now),
-            hold_until: None,
-            hold: None,
-            data: None,
-        };
-        Freeing { held: self.clone(), releasing: Releasing::all(&self.acquisition, release) }
+    pub fn release(mut self, now: Clocks) -> Operation {
+        self.continuation.next_sequence();
+        self.continuation.release_number(&self.acquisition, now.moment());
+        Operation::new(What::Release(self), now)
+    }
+
+    /// Begins a renewal.
+    pub fn renew(mut self, lease: Duration, now: Clocks) -> Operation {
+        self.continuation.next_sequence();
+        Operation::new(What::Renew(self, lease), now)
+    }
+
+    /// Begins a completion.
+    pub fn complete(mut self, window: Duration, now: Clocks) -> Operation {
+        self.continuation.release_number(&self.acquisition, now.moment());
+        Operation::new(What::Complete(self, window), now)
+    }
+
+    /// Hands the lock over to another process.
+    pub fn hand_over(mut self, locks: &Locks, now: Clocks) -> Ticket {
+        self.continuation.release_number(&self.acquisition, now.moment());
+        let (since, until) = (millis(self.since), millis(self.until()));
+        Ticket::new(&locks.0.table, &self.acquisition, self.fence, since, until, self.continuation)
     }
 }
 
-/// A release under way.
+/// What is done with one place or several beside acquiring them.
 #[derive(Clone, Debug)]
-pub struct Freeing {
-    held: Held,
-    releasing: Releasing<'static>,
+pub struct Operation {
+    what: What,
+    started: Clocks,
+    /// The answers so far, and when they came.
+    answers: Vec<(Reply, Clocks)>,
 }
 
-impl Freeing {
-    /// Returns the next requests, or nothing after the last ones.
+#[derive(Clone, Debug)]
+enum What {
+    Withdraw(Acquisition, bool),
+    Release(Held),
+    Renew(Held, Duration),
+    Complete(Held, Duration),
+    Resume(Ticket, String),
+    RenewTicket(Ticket, Duration),
+    ReleaseTicket(Ticket),
+    Free(String, Box<Holder>),
+}
+
+/// What an operation does next.
+#[derive(Debug)]
+pub enum Progress {
+    /// Sends these requests together.
+    Sends(Vec<Request>),
+    /// It is done, if nothing went wrong.
+    Ended(Result<Done, Error>),
+}
+
+/// What an operation has done.
+#[derive(Debug)]
+pub enum Done {
+    /// Nothing is held any more.
+    Freed,
+    /// The lock is held.
+    Held(Held),
+    /// The lock of the ticket is held until this time.
+    Renewed(Ticket, Duration),
+}
+
+/// What the requests of an operation that runs in this thread are answered.
+struct Script {
+    answers: VecDeque<(Reply, Clocks)>,
+    now: Clocks,
+    sends: Vec<Request>,
+}
+
+thread_local! {
+    static SCRIPT: RefCell<Option<Script>> = const { RefCell::new(None) };
+}
+
+/// Answers a request if an operation of the model sends it. It waits forever for an answer that there is not yet.
+pub(crate) async fn answer_to(write: &Write<'_>) -> Option<Answer> {
+    let answer = SCRIPT.with_borrow_mut(|script| {
+        let script = script.as_mut()?;
+        let Some((reply, now)) = script.answers.pop_front() else {
+            script.sends = requests(write);
+            return Some(None);
+        };
+        script.now = now;
+        Some(Some(answer(write, reply)))
+    });
+    match answer? {
+        Some(answer) => Some(answer),
+        None => std::future::pending().await,
+    }
+}
+
+impl Operation {
+    fn new(what: What, started: Clocks) -> Self {
+        Self { what, started, answers: Vec::new() }
+    }
+
+    /// Resumes the lock of a ticket.
     #[must_use]
-    pub fn requests(&self) -> Vec<Request> {
-        self.releasing.request(&self.held.locks.0.table).iter().flat_map(requests).collect()
+    pub fn resume(ticket: Ticket, nonce: &str, now: Clocks) -> Self {
+        Self::new(What::Resume(ticket, nonce.to_owned()), now)
     }
 
-    /// Takes note of the answer.
-    pub fn answered(&mut self, reply: Reply) {
-        let keys: Vec<_> = self.requests().into_iter().map(|request| request.key).collect();
-        self.releasing.on(&self.held.locks.0.table, reply.into_answer(&keys));
+    /// Renews the lease of a ticket.
+    #[must_use]
+    pub fn renew_ticket(ticket: Ticket, lease: Duration, now: Clocks) -> Self {
+        Self::new(What::RenewTicket(ticket, lease), now)
     }
 
-    /// Returns what the release has found.
-    ///
-    /// # Errors
-    ///
-    /// Fails as the release does.
-    pub fn ended(self) -> Result<(), Error> {
-        let table = &self.held.locks.0.table;
-        let release = self.releasing.release();
-        self.held.acquisition.released(table, self.releasing.ended()?, &release).map(drop)
+    /// Releases the lock of a ticket.
+    #[must_use]
+    pub fn release_ticket(ticket: Ticket, now: Clocks) -> Self {
+        Self::new(What::ReleaseTicket(ticket), now)
+    }
+
+    /// Frees what an operator sees in this row, if anybody has it.
+    #[must_use]
+    pub fn free(key: &str, row: Item, now: Clocks) -> Option<Self> {
+        let seen = holder_of(row, now.moment()).ok().filter(|seen| !seen.completed && !seen.released)?;
+        Some(Self::new(What::Free(key.to_owned(), Box::new(seen)), now))
+    }
+
+    /// Returns the name of what is done, for requests that differ.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self.what {
+            What::Withdraw(..) => "withdraw",
+            What::Release(_) => "release",
+            What::Renew(..) => "renew",
+            What::Complete(..) => "complete",
+            What::Resume(..) => "resume",
+            What::RenewTicket(..) => "renew by ticket",
+            What::ReleaseTicket(_) => "release by ticket",
+            What::Free(..) => "free",
+        }
+    }
+
+    /// Returns the lock that stays held meanwhile.
+    #[must_use]
+    pub fn held(&self) -> Option<&Held> {
+        match &self.what {
+            What::Renew(held, _) => Some(held),
+            _ => None,
+        }
+    }
+
+    /// Takes note of the answer to the requests that it sends now.
+    pub fn answered(&mut self, reply: Reply, now: Clocks) {
+        self.answers.push((reply, now));
+    }
+
+    /// Runs from the beginning, with the answers so far.
+    #[must_use]
+    pub fn progress(&self, locks: &Locks) -> Progress {
+        let script = Script { answers: self.answers.clone().into(), now: self.started, sends: Vec::new() };
+        SCRIPT.set(Some(script));
+        let ended = pin!(self.run(locks)).poll(&mut Context::from_waker(Waker::noop()));
+        let sends = SCRIPT.take().map(|script| script.sends);
+        match ended {
+            Poll::Ready(ended) => Progress::Ended(ended),
+            Poll::Pending => Progress::Sends(sends.unwrap_or_default()),
+        }
+    }
+
+    async fn run(&self, locks: &Locks) -> Result<Done, Error> {
+        let (table, started) = (&locks.0.table, self.started.moment());
+        let now = || SCRIPT.with_borrow(|script| script.as_ref().map_or(started, |script| script.now.moment()));
+        match &self.what {
+            What::Withdraw(acquisition, keeps) => table.withdraw(acquisition, now, *keeps).await?,
+            What::Release(held) => held.send_release(table, started).await?,
+            What::Renew(held, lease) => {
+                let (acquisition, sequence) = (&held.acquisition, held.continuation.sequence);
+                let lease = table.lease(acquisition.kind(), started, started.deadline_after(*lease), Some(held.lease));
+                return match table.renew(acquisition, sequence, started, lease, None).await? {
+                    Renewed::Extended => Ok(Done::Held(Held { lease, ..held.clone() })),
+                    Renewed::Lost { error, .. } => Err(error),
+                };
+            }
+            What::Complete(held, window) => {
+                let last = held.continuation.release.unwrap_or_default();
+                let end = started.wall.saturating_add(*window);
+                table.complete(&held.acquisition, last, started, end, Outcome::WithoutResult).await?;
+            }
+            What::Resume(ticket, nonce) => {
+                let (acquisition, grant) = ticket.resume(table, nonce, started).await?;
+                return Ok(Done::Held(Held {
+                    acquisition,
+                    fence: grant.fences.first().copied().unwrap_or_default(),
+                    since: grant.sent.wall,
+                    lease: grant.lease,
+                    continuation: ticket.continuation(now()),
+                }));
+            }
+            What::RenewTicket(ticket, lease) => {
+                let end = ticket.renew(table, *lease, started).await?;
+                let until = Duration::from_millis(end).saturating_sub(table.clock_skew);
+                return Ok(Done::Renewed(ticket.clone(), until));
+            }
+            What::ReleaseTicket(ticket) => ticket.release(table, started).await?,
+            What::Free(key, seen) => drop(table.force_release(key, "operator", seen, started).await?),
+        }
+        Ok(Done::Freed)
+    }
+}
+
+impl Held {
+    async fn send_release(&self, table: &Table, now: Moment) -> Result<(), Error> {
+        let Continuation { hold_until, sequence, release } = self.continuation;
+        let release =
+            Release { number: release.unwrap_or_default(), sequence, now, hold_until, hold: None, data: None };
+        match table.release(&self.acquisition, &release).await? {
+            Released::Freed | Released::Completed(_) => Ok(()),
+            Released::NoTrace => Err(self.acquisition.error(Cause::Lost(None), table)),
+        }
     }
 }

@@ -104,14 +104,14 @@ impl Locks {
 /// free when that lease ends. [Concepts](crate::docs::concepts#why-a-stale-request-cannot-take-a-key) has all cases.
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
-    pub(super) locks: Locks,
+    pub(crate) locks: Locks,
     /// What it claims. An acquire changes it only before it is sent.
     pub(super) kind: Kind,
     lease: Option<Duration>,
     until: Option<SystemTime>,
     pub(super) wait: Option<Wait>,
     pub(super) around_pause: Option<Arc<dyn AroundPause>>,
-    pub(super) hold_at_least: Duration,
+    pub(crate) hold_at_least: Duration,
     holder: Option<String>,
     identity: Option<String>,
     /// Only an earlier acquire of the identity is replaced.

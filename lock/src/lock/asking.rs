@@ -5,8 +5,6 @@ use std::time::Duration;
 use super::acquire::Acquire;
 use super::attempt::Turn;
 use super::held::Grant;
-#[cfg(feature = "model")]
-use super::locks::Locks;
 use super::turn::{self, Memory};
 use super::turns::{Step as InTurn, Turns};
 use super::wait::Waiting;
@@ -213,9 +211,26 @@ impl<'a> Asking<'a> {
         self.may_have_key.then_some(&self.acquisition)
     }
 
+    /// Returns what the next steps depend on, if the wait has no budget. What an attempt has left behind does not count.
     #[cfg(feature = "model")]
-    pub(crate) fn locks(&self) -> &Locks {
-        &self.acquire.locks
+    pub(crate) fn live(&self) -> impl std::fmt::Debug + '_ {
+        let attempt = (self.now, self.lease, self.number, self.adaptations);
+        let attempt = matches!(self.phase, Phase::Asked).then_some(attempt);
+        let then = match &self.phase {
+            Phase::Withdrawing(AfterWithdrawal::Anew { asks_at_once }) => Some(Some(*asks_at_once)),
+            Phase::Withdrawing(AfterWithdrawal::End(_)) => Some(None),
+            _ => None,
+        };
+        (
+            &self.acquisition,
+            self.may_have_key,
+            self.is_unanswered,
+            &self.sent,
+            &self.delays,
+            self.is_last,
+            attempt,
+            then,
+        )
     }
 
     pub(crate) fn acquisition(&self) -> &Acquisition {

@@ -94,8 +94,6 @@ impl Grant {
 #[derive(Debug)]
 struct State {
     lease: Lease,
-    /// Until when `hold_at_least` keeps the key after an early release.
-    hold_until: Option<Duration>,
     /// The data that the next renewal or release writes.
     new_data: Option<Data>,
     phase: Phase,
@@ -103,27 +101,35 @@ struct State {
     is_stopped: bool,
     /// How many pieces of work watch this lock. The task of that work releases it.
     watched: usize,
-    /// How many requests were sent after the acquire.
-    sequence: u64,
-    /// The number of the release, once it is known.
-    release: Option<u64>,
+    continuation: Continuation,
 }
 
-/// What a lock that is resumed takes over from the one that was handed over.
+/// What the requests after an acquire have in common. A lock that is resumed takes it over from the one that was handed over.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Continuation {
-    /// Until when `hold_at_least` keeps the key.
-    pub(super) hold_until: Option<Duration>,
+pub(crate) struct Continuation {
+    /// Until when `hold_at_least` keeps the key after an early release.
+    pub(crate) hold_until: Option<Duration>,
     /// How many requests were sent after the acquire.
-    pub(super) sequence: u64,
+    pub(crate) sequence: u64,
     /// The number of the release, once it is known.
-    pub(super) release: Option<u64>,
+    pub(crate) release: Option<u64>,
 }
 
-impl State {
-    fn next_sequence(&mut self) -> u64 {
+impl Continuation {
+    pub(crate) fn new(sent: Moment, hold_at_least: Duration, clock_skew: Duration) -> Self {
+        // The skew is added because the clocks of other hosts can be ahead.
+        let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(clock_skew);
+        Self { hold_until: (!hold_at_least.is_zero()).then_some(hold_until), sequence: 0, release: None }
+    }
+
+    pub(crate) fn next_sequence(&mut self) -> u64 {
         self.sequence += 1;
         self.sequence
+    }
+
+    /// Returns the number of the release or the completion. It stays the same, so that a repetition recognises itself.
+    pub(crate) fn release_number(&mut self, acquisition: &Acquisition, now: Moment) -> u64 {
+        *self.release.get_or_insert_with(|| acquisition.release_number(now))
     }
 }
 
@@ -152,10 +158,8 @@ impl Lock {
         telemetry: HoldSpan,
         hold_at_least: Duration,
     ) -> Self {
-        // The skew is added because the clocks of other hosts can be ahead.
-        let hold_until = grant.sent.wall.saturating_add(hold_at_least).saturating_add(locks.0.table.clock_skew);
-        let hold_until = (!hold_at_least.is_zero()).then_some(hold_until);
-        Self::continuing(locks, acquisition, grant, telemetry, Continuation { hold_until, sequence: 0, release: None })
+        let continuation = Continuation::new(grant.sent, hold_at_least, locks.0.table.clock_skew);
+        Self::continuing(locks, acquisition, grant, telemetry, continuation)
     }
 
     /// Continues a lock that another process has handed over.
@@ -164,7 +168,7 @@ impl Lock {
         acquisition: Acquisition,
         grant: Grant,
         telemetry: HoldSpan,
-        Continuation { hold_until, sequence, release }: Continuation,
+        continuation: Continuation,
     ) -> Self {
         let Grant { fences, data, sent, lease, hold_time, excess } = grant;
         let hold = Arc::new(Holding {
@@ -177,13 +181,11 @@ impl Lock {
             excess,
             state: Mutex::new(State {
                 lease,
-                hold_until,
                 new_data: None,
                 phase: Phase::Held,
                 is_stopped: false,
                 watched: 0,
-                sequence,
-                release,
+                continuation,
             }),
             changed: Notify::new(),
         });
@@ -196,13 +198,11 @@ impl Lock {
     /// Ends this lock without a request, for another process. None of its requests follows.
     pub(super) fn hand_over(&self) -> Continuation {
         // Of a release that another task sends at this moment, the ticket has the number, or the release is not sent.
-        let release = Some(self.hold.release_number());
-        let mut continuation = Continuation { hold_until: None, sequence: 0, release };
+        // Of a release that another task sends at this moment, the ticket has the number, or the release is not sent.
+        self.hold.release_number();
         self.hold.telemetry.handed_over();
-        let _always_allowed = self.hold.enter_with(&Phase::ALL, Phase::Released, |state| {
-            continuation = Continuation { hold_until: state.hold_until, sequence: state.sequence, release };
-        });
-        continuation
+        self.hold.enter(Phase::Released);
+        self.hold.state().continuation
     }
 
     /// Returns the trace context of the span in which the work runs.
@@ -467,7 +467,7 @@ impl Lock {
             state.new_data.as_ref().map_or(Ok(()), |data| acquisition.kind().check_data(data))?;
             let renewed = locks.0.table.lease(acquisition.kind(), now, deadline, Some(state.lease));
             state.lease.deadline = state.lease.deadline.earlier(deadline);
-            (renewed, state.new_data.clone(), state.next_sequence())
+            (renewed, state.new_data.clone(), state.continuation.next_sequence())
         };
         self.hold.changed.notify_waiters();
         if self.is_enforced() {
@@ -591,7 +591,7 @@ impl Holding {
     }
 
     fn clear_hold_at_least(&self) {
-        self.state().hold_until = None;
+        self.state().continuation.hold_until = None;
     }
 
     /// The work was not done, so the next attempt need not wait.
@@ -605,7 +605,7 @@ impl Holding {
     /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
     async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
         let from = [Phase::Held, Phase::LostInPart, Phase::Releasing];
-        let of_request = |state: &mut State| (state.new_data.clone(), state.next_sequence());
+        let of_request = |state: &mut State| (state.new_data.clone(), state.continuation.next_sequence());
         let (data, sequence) = match self.enter_with(&from, Phase::Releasing, of_request) {
             Err(Phase::Released) => return Ok(None),
             Err(_) => return Err(self.error(Cause::Lost(None))),
@@ -630,7 +630,7 @@ impl Holding {
     /// Sends the release. Returns the record if this owner had completed it.
     async fn send_release(&self, sequence: u64, data: Option<&Data>) -> Result<Option<Box<Holder>>, Error> {
         let (table, now) = (&self.locks.0.table, self.now());
-        let State { hold_until, lease, .. } = *self.state();
+        let State { continuation: Continuation { hold_until, .. }, lease, .. } = *self.state();
         let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time, is_before_known: true };
         let number = self.release_number();
         let release = Release { number, sequence, now, hold_until, hold: Some(hold), data };
@@ -655,10 +655,10 @@ impl Holding {
         answer
     }
 
-    /// Returns the number of the release or the completion. It stays the same, so that a repetition recognises itself.
+    /// Returns the number of the release or the completion.
     pub(super) fn release_number(&self) -> u64 {
         let now = self.now();
-        *self.state().release.get_or_insert_with(|| self.acquisition.release_number(now))
+        self.state().continuation.release_number(&self.acquisition, now)
     }
 
     /// Returns the error of a release or a completion that timed out.
@@ -796,7 +796,7 @@ impl Drop for Lock {
         hold.locks.0.held.remove(hold);
         let (phase, data, sequence) = {
             let mut state = hold.state();
-            (state.phase, state.new_data.take(), state.next_sequence())
+            (state.phase, state.new_data.take(), state.continuation.next_sequence())
         };
         hold.enter(Phase::Released);
         if matches!(phase, Phase::Released | Phase::Lost) || !self.is_enforced() {

@@ -26,6 +26,8 @@ pub(crate) use acquire::hold;
 pub(crate) use acquire::{AroundPause, Begun, in_time_to_answer, until_overrun};
 pub use attempt::{Attempt, Turn};
 pub use backoff::{Backoff, Jitter};
+#[cfg(feature = "model")]
+pub(crate) use held::Continuation;
 pub use held::Lock;
 pub use locks::{Locks, LocksBuilder};
 pub use semaphore::Semaphore;

@@ -218,7 +218,7 @@ impl Withdrawal {
     /// Sends it now, for at most `limit`, because Lambda freezes background requests.
     async fn send(mut self, limit: Duration) {
         let Locks(settings) = &self.locks;
-        let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, &settings.clock, self.keeps));
+        let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, || settings.clock.now(), self.keeps));
         let is_sent = matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         self.is_sent = is_sent;
     }
@@ -230,7 +230,7 @@ impl Drop for Withdrawal {
             let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
             let key = acquisition.name(locks.0.table.place());
             in_background(&self.locks, key, Span::none(), async move {
-                locks.0.table.withdraw(&acquisition, &locks.0.clock, keeps).await
+                locks.0.table.withdraw(&acquisition, || locks.0.clock.now(), keeps).await
             });
         }
     }

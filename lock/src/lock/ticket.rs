@@ -12,7 +12,7 @@ use crate::clock::{Moment, millis, millis_up, since_epoch};
 use crate::error::{Cause, Error, Place, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW};
 use crate::metrics;
-use crate::row::{Acquisition, Handover, Kind, Resumed, is_same_table};
+use crate::row::{Acquisition, Handover, Kind, Resumed, Table, is_same_table};
 use crate::text::{MAX_SHOWN, printable, shortened};
 use crate::trace;
 
@@ -191,7 +191,59 @@ impl Ticket {
         }
     }
 
-    fn continuation(&self, now: Moment) -> Continuation {
+    /// The ticket of an acquisition that is handed over.
+    pub(crate) fn new(
+        table: &Table,
+        acquisition: &Acquisition,
+        fence: u64,
+        acquired_at: u64,
+        expires_at: u64,
+        Continuation { hold_until, sequence, release }: Continuation,
+    ) -> Self {
+        Self {
+            table: table.name.clone(),
+            key_prefix: table.key_prefix.clone(),
+            key: acquisition.key().to_owned(),
+            sort_key: table.sort_key.as_ref().map(|(_, value)| value.clone()),
+            enforced: true,
+            owner: acquisition.owner.clone(),
+            fence,
+            number: acquisition.numbers.own,
+            release: release.unwrap_or_default(),
+            sequence,
+            acquired_at,
+            expires_at,
+            hold_until: hold_until.map(millis_up),
+            kind: acquisition.kind().in_tickets().map(str::to_owned),
+            traceparent: None,
+        }
+    }
+
+    /// Uses up the ticket.
+    pub(crate) async fn resume(&self, table: &Table, nonce: &str, now: Moment) -> Result<(Acquisition, Grant), Error> {
+        let (acquisition, skew) = (self.acquisition(), table.clock_skew);
+        // This host's lease ends before the end in the row, by the skew.
+        let valid_from = millis_up(now.wall.saturating_add(skew));
+        let resumed = table.resume(&acquisition, self.handover(now, skew), nonce, valid_from).await?;
+        let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
+        let sent = now.earlier(acquired(acquired_at, now));
+        let lease = table.stored_lease(end, now);
+        Ok((acquisition, Grant { fences: vec![fence], data, sent, lease, hold_time, excess: Duration::ZERO }))
+    }
+
+    /// Returns when the lease ends then, as in [`Lease::end`](crate::clock::Lease::end).
+    pub(crate) async fn renew(&self, table: &Table, lease: Duration, now: Moment) -> Result<u64, Error> {
+        let acquisition = self.acquisition();
+        let lease = table.lease(acquisition.kind(), now, now.deadline_after(lease), None);
+        table.renew_ticket(&acquisition, self.handover(now, table.clock_skew), lease).await
+    }
+
+    pub(crate) async fn release(&self, table: &Table, now: Moment) -> Result<(), Error> {
+        let (acquired_at, handover) = (acquired(self.acquired_at, now), self.handover(now, table.clock_skew));
+        table.release_ticket(&self.acquisition(), handover, acquired_at, self.hold_until(now)).await
+    }
+
+    pub(crate) fn continuation(&self, now: Moment) -> Continuation {
         let sequence = self.sequence.saturating_add(1);
         Continuation { hold_until: self.hold_until(now), sequence, release: Some(self.release) }
     }
@@ -254,25 +306,10 @@ impl Lock {
     /// [enforced](Self::is_enforced) gives a ticket that says so.
     pub fn into_ticket(self) -> Ticket {
         let expires_at = millis(since_epoch(self.expires_at()));
-        let Continuation { hold_until, sequence, release } = self.hand_over();
+        let acquired_at = millis(since_epoch(self.acquired_at()));
         let (table, acquisition) = (&self.hold.locks.0.table, &self.hold.acquisition);
-        Ticket {
-            table: table.name.clone(),
-            key_prefix: table.key_prefix.clone(),
-            key: acquisition.key().to_owned(),
-            sort_key: table.sort_key.as_ref().map(|(_, value)| value.clone()),
-            enforced: self.is_enforced(),
-            owner: acquisition.owner.clone(),
-            fence: self.fence(),
-            number: acquisition.numbers.own,
-            release: release.unwrap_or_default(),
-            sequence,
-            acquired_at: millis(since_epoch(self.acquired_at())),
-            expires_at,
-            hold_until: hold_until.map(millis_up),
-            kind: acquisition.kind().in_tickets().map(str::to_owned),
-            traceparent: trace::context(self.hold.span()),
-        }
+        let ticket = Ticket::new(table, acquisition, self.fence(), acquired_at, expires_at, self.hand_over());
+        Ticket { enforced: self.is_enforced(), traceparent: trace::context(self.hold.span()), ..ticket }
     }
 }
 
@@ -313,28 +350,19 @@ impl Locks {
 
     async fn send_resumption(&self, ticket: &Ticket) -> Result<Lock, Error> {
         self.check_ticket(ticket)?;
-        let settings = &self.0;
-        let (table, now) = (&settings.table, settings.clock.now());
-        let skew = table.clock_skew;
-        let acquisition = ticket.acquisition();
+        let (table, now) = (&self.0.table, self.0.clock.now());
         if !self.is_enforced(ticket) {
-            let end = millis_up(Duration::from_millis(ticket.expires_at).saturating_add(skew));
+            let end = millis_up(Duration::from_millis(ticket.expires_at).saturating_add(table.clock_skew));
             let grant = Grant::unlocked(now, table.stored_lease(end, now));
             return self.resumed(
                 ticket,
-                acquisition,
+                ticket.acquisition(),
                 grant,
                 HoldSpan::new(tracing::Span::none(), self.printable_key(ticket)),
             );
         }
-        // This host's lease ends before the end in the row, by the skew.
-        let valid_from = millis_up(now.wall.saturating_add(skew));
-        let (handover, nonce) = (ticket.handover(now, skew), table.nonce(&ticket.key)?);
-        let resumed = table.resume(&acquisition, handover, &nonce, valid_from).await?;
-        let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
-        let sent = now.earlier(acquired(acquired_at, now));
-        let lease = table.stored_lease(end, now);
-        let grant = Grant { fences: vec![fence], data, sent, lease, hold_time, excess: Duration::ZERO };
+        let (acquisition, grant) = ticket.resume(table, &table.nonce(&ticket.key)?, now).await?;
+        let fence = grant.fences.first().copied().unwrap_or_default();
         self.resumed(
             ticket,
             acquisition,
@@ -389,12 +417,11 @@ impl Locks {
         acquisition.kind().check_lease("lease", lease, false)?;
         self.check_ticket(ticket)?;
         let (table, now) = (&self.0.table, self.0.clock.now());
-        let lease = table.lease(acquisition.kind(), now, now.deadline_after(lease), None);
-        let mut end = lease.end;
-        if self.is_enforced(ticket) {
-            let renewal = table.renew_ticket(&acquisition, ticket.handover(now, table.clock_skew), lease);
-            end = renewal.instrument(self.ticket_span("renew", ticket)).await?;
-        }
+        let end = if self.is_enforced(ticket) {
+            ticket.renew(table, lease, now).instrument(self.ticket_span("renew", ticket)).await?
+        } else {
+            table.lease(acquisition.kind(), now, now.deadline_after(lease), None).end
+        };
         Ok(SystemTime::UNIX_EPOCH + Duration::from_millis(end).saturating_sub(table.clock_skew))
     }
 
@@ -440,13 +467,9 @@ impl Locks {
             return Ok(());
         }
         let (table, now) = (&self.0.table, self.0.clock.now());
-        let handover = ticket.handover(now, table.clock_skew);
-        let (acquired_at, hold_until) = (acquired(ticket.acquired_at, now), ticket.hold_until(now));
-        let acquisition = ticket.acquisition();
-        let release = table.release_ticket(&acquisition, handover, acquired_at, hold_until);
-        release.instrument(self.ticket_span("release", ticket)).await?;
+        ticket.release(table, now).instrument(self.ticket_span("release", ticket)).await?;
         metrics::count(metrics::RELEASED);
-        metrics::time(metrics::HOLD_TIME, now.wall.saturating_sub(acquired_at));
+        metrics::time(metrics::HOLD_TIME, now.wall.saturating_sub(acquired(ticket.acquired_at, now)));
         Ok(())
     }
 

@@ -104,13 +104,14 @@ impl Acquisition {
         number: u64,
         refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
+        let has_taken_over = self.plan.over.iter().any(Option::is_some);
         self.plan = Plan { passed: self.plan.passed, ..Plan::default() };
         if let Some(key) = refused.without_row().filter(|_| claim.takes_over) {
             return Err(Error::new(Cause::Lost(None), table.place(), key));
         }
         let denied = match self.kind.permits {
             Some(permits) => self.denied_permit(table, claim, permits, refused),
-            None => self.denied_keys(table, claim, number, refused),
+            None => self.denied_keys(table, claim, number, has_taken_over, refused),
         };
         match denied {
             Err(error) if claim.takes_over && error.holder().is_some() => Err(error.into_lost()),
@@ -123,6 +124,7 @@ impl Acquisition {
         table: &Table,
         claim: &Claim<'_>,
         number: u64,
+        has_taken_over: bool,
         mut refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
         let prevented = refused.prevented.take();
@@ -152,7 +154,8 @@ impl Acquisition {
             } else if let (Some(earlier), Some(index)) = (earlier, self.index_of(&key)) {
                 self.plan.over[index] = Some(earlier);
                 asks_again = true;
-            } else if last >= Some(number) && row.end <= now && !claim.takes_over {
+            } else if (last >= Some(number) || has_taken_over) && row.end <= now && !claim.takes_over {
+                // It is free: the number was too small, or what was to be taken over has ended meanwhile.
                 if last >= Some(MAX_FENCE) {
                     return Err(table.last_fence(&key));
                 }

@@ -9,7 +9,7 @@ use super::place::{Hold, Release, number_of_release};
 use super::read::Row;
 use super::table::Table;
 use super::write::{Answer, Write};
-use crate::clock::{Clock, Lease, Moment};
+use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 
@@ -40,7 +40,7 @@ pub(crate) enum Released {
 
 /// A release under way: of the keys that this owner holds with one number.
 #[derive(Clone, Debug)]
-pub(crate) struct Releasing<'a> {
+pub(super) struct Releasing<'a> {
     acquisition: Acquisition,
     keys: Vec<String>,
     own: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Releasing<'a> {
 }
 
 impl<'a> Releasing<'a> {
-    pub(crate) fn all(acquisition: &Acquisition, release: Release<'a>) -> Self {
+    pub(super) fn all(acquisition: &Acquisition, release: Release<'a>) -> Self {
         Self::some(acquisition, acquisition.kind.all_keys().to_vec(), acquisition.numbers.own, release)
     }
 
@@ -60,7 +60,7 @@ impl<'a> Releasing<'a> {
     }
 
     /// Returns the next request, or `None` after the last one.
-    pub(crate) fn request<'b>(&'b self, table: &'b Table) -> Option<Write<'b>> {
+    pub(super) fn request<'b>(&'b self, table: &'b Table) -> Option<Write<'b>> {
         let acquisition = &self.acquisition;
         let update = |key: &'b String| {
             let hold = self.release.hold.map(|hold| acquisition.hold_of(key, hold));
@@ -70,13 +70,8 @@ impl<'a> Releasing<'a> {
         (!updates.is_empty()).then(|| Write::new(updates, acquisition.kind.transact))
     }
 
-    #[cfg(feature = "model")]
-    pub(crate) fn release(&self) -> Release<'a> {
-        self.release
-    }
-
     /// Takes note of the answer. Of several keys, those that the owner holds are released alone.
-    pub(crate) fn on(&mut self, table: &Table, answer: Answer) {
+    pub(super) fn on(&mut self, table: &Table, answer: Answer) {
         self.keys.clear();
         let Answer::Refused(refused) = answer else { return };
         self.keys = refused.willing;
@@ -97,7 +92,7 @@ impl<'a> Releasing<'a> {
     }
 
     /// Returns the keys that the owner does not hold, with their rows.
-    pub(crate) fn ended(self) -> Result<Vec<(String, Option<Row>)>, Error> {
+    pub(super) fn ended(self) -> Result<Vec<(String, Option<Row>)>, Error> {
         self.unreadable.map_or(Ok(self.others), Err)
     }
 }
@@ -105,7 +100,7 @@ impl<'a> Releasing<'a> {
 /// The withdrawal of an acquire that has ended: no attempt of it holds anything. It gives up the numbers of the acquire, so that
 /// an attempt that arrives late is refused, and frees what an attempt has taken already.
 #[derive(Clone, Debug)]
-pub(crate) struct Withdrawing {
+struct Withdrawing {
     acquisition: Acquisition,
     /// What an attempt has taken stays held: a takeover has it from its identity.
     keeps: bool,
@@ -129,7 +124,7 @@ enum Phase {
 }
 
 impl Withdrawing {
-    pub(crate) fn start(acquisition: Acquisition, keeps: bool, now: Moment) -> Self {
+    fn start(acquisition: Acquisition, keeps: bool, now: Moment) -> Self {
         let (last, seen) = (acquisition.numbers.sent, None);
         let mut this = Self { acquisition, keeps, last, seen, tries: 0, phase: Phase::GivingUp };
         // One row refuses all that a late attempt asks for, and shows one key only.
@@ -149,7 +144,7 @@ impl Withdrawing {
     }
 
     /// Returns the next request, or `None` after the last one.
-    pub(crate) fn request<'b>(&'b self, table: &'b Table, now: Moment) -> Option<Write<'b>> {
+    fn request<'b>(&'b self, table: &'b Table, now: Moment) -> Option<Write<'b>> {
         match &self.phase {
             Phase::GivingUp if self.tries < TRIES => {
                 let place = self.acquisition.place(table, self.acquisition.key());
@@ -161,7 +156,7 @@ impl Withdrawing {
     }
 
     /// Takes note of the answer.
-    pub(crate) fn on(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<(), Error> {
+    fn on(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<(), Error> {
         match std::mem::replace(&mut self.phase, Phase::GivingUp) {
             Phase::GivingUp => self.given_up(table, answer, now),
             Phase::Freeing { mut releasing, is_last } => {
@@ -214,7 +209,7 @@ impl Withdrawing {
         }
     }
 
-    pub(crate) fn ended(&self, table: &Table) -> Result<(), Error> {
+    fn ended(&self, table: &Table) -> Result<(), Error> {
         match self.phase {
             Phase::Done => Ok(()),
             _ => Err(self.acquisition.error(Cause::Conflict, table)),
@@ -395,13 +390,18 @@ impl Table {
     }
 
     /// Sends the requests of a withdrawal. One, or two; up to six if others change the row.
-    pub(crate) async fn withdraw(&self, acquisition: &Acquisition, clock: &Clock, keeps: bool) -> Result<(), Error> {
-        let mut withdrawing = Withdrawing::start(acquisition.clone(), keeps, clock.now());
+    pub(crate) async fn withdraw(
+        &self,
+        acquisition: &Acquisition,
+        clock: impl Fn() -> Moment,
+        keeps: bool,
+    ) -> Result<(), Error> {
+        let mut withdrawing = Withdrawing::start(acquisition.clone(), keeps, clock());
         // Lambda may have frozen this process since the last request, and a row with an old TTL is deleted too early.
-        while let Some(request) = withdrawing.request(self, clock.now()) {
+        while let Some(request) = withdrawing.request(self, clock()) {
             let attempts = acquisition.release_attempts.as_ref().filter(|_| withdrawing.frees());
             let answer = self.write(request, attempts).await?;
-            withdrawing.on(self, answer, clock.now())?;
+            withdrawing.on(self, answer, clock())?;
         }
         withdrawing.ended(self)
     }

@@ -54,14 +54,14 @@ mod write;
 
 pub(crate) use claim::{Claim, Claimed, LeavesTo, Rank};
 pub(crate) use hold::{Released, Renewed};
-#[cfg(feature = "model")]
-pub(crate) use hold::{Releasing, Withdrawing};
 pub(crate) use join::Joined;
 pub(crate) use kind::{Acquisition, Kind};
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
 pub(crate) use owner::owner_of;
 pub(crate) use place::{Hold, Release};
 pub(crate) use probe::{PROBE_KEY, probe_key};
+#[cfg(feature = "model")]
+pub(crate) use read::holder_of;
 pub(crate) use read::{Cursor, Page};
 #[cfg(feature = "idempotency")]
 pub(crate) use record::{Completed, Outcome};

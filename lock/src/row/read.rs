@@ -85,6 +85,12 @@ impl Unreadable {
     }
 }
 
+/// Reads who holds a row.
+#[cfg(feature = "model")]
+pub(crate) fn holder_of(item: Item, now: Moment) -> Result<Holder, String> {
+    Row::read(item).map(|row| row.into_holder(now))
+}
+
 impl Row {
     pub(super) fn read_if_any(item: Option<Item>) -> Result<Option<Self>, Unreadable> {
         item.map(Self::read).transpose().map_err(Unreadable::Malformed)

@@ -140,6 +140,15 @@ impl Write<'_> {
             (update.key, (text, condition, names.into_map(), values.into_map()))
         })
     }
+
+    /// Returns what an answer has of a row that was changed. A transaction returns none.
+    pub(crate) fn returned(&self, before: Option<Item>, after: Item) -> Item {
+        match self.updates.first().filter(|_| self.transact.is_none()).and_then(|update| update.returns.as_ref()) {
+            Some(types::ReturnValue::AllOld) => before.unwrap_or_default(),
+            Some(types::ReturnValue::AllNew) => after,
+            _ => Item::new(),
+        }
+    }
 }
 
 #[cfg(feature = "model")]
@@ -162,7 +171,7 @@ impl<'a> Write<'a> {
         Self { updates, transact }
     }
 
-    fn keys(&self) -> impl Iterator<Item = &'a str> {
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> {
         self.updates.iter().map(|update| update.key)
     }
 
@@ -192,6 +201,10 @@ impl Table {
         attempts: Option<&SdkAttempts>,
     ) -> Result<Answer, Error> {
         let write = write.into();
+        #[cfg(feature = "model")]
+        if let Some(answer) = crate::model::answer_to(&write).await {
+            return Ok(answer);
+        }
         let attempts = attempts.cloned().unwrap_or_else(SdkAttempts::leaving_prevented);
         let mut last = None;
         let answered = async {

@@ -1,12 +1,14 @@
 //! The table: rows in memory, and the requests that are applied to them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::model::{Item, Reply, Request};
 use serde_json::{Map, Value, json};
 
 use crate::expression::{self, Condition, Update};
+use crate::printed::Printed;
 
 /// A request as the table reads it.
 #[derive(Clone, Debug)]
@@ -35,36 +37,48 @@ impl Parsed {
 }
 
 /// The rows, by their keys.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Table(BTreeMap<String, Value>);
+#[derive(Clone, Debug, Default, PartialEq, Hash)]
+pub(crate) struct Table(BTreeMap<String, Arc<Printed<Value>>>);
 
 impl Table {
     /// Applies all of these requests, or none of them.
     pub(crate) fn apply(&mut self, requests: &[Parsed]) -> Reply {
         let refused = |request: &Parsed| {
-            let row = self.0.get(&request.key).cloned();
-            let of_key = row.clone().unwrap_or_else(|| json!({}));
-            (!request.condition.holds(&of_key)).then(|| row.as_ref().map(to_item))
+            let row = self.row(&request.key);
+            let is_met = request.condition.holds(row.unwrap_or(&json!({})));
+            (!is_met).then(|| row.map(to_item))
         };
         let refused: Vec<_> = requests.iter().map(refused).collect();
         if refused.iter().any(Option::is_some) {
             return Reply::Refused(refused);
         }
-        let mut before = None;
+        let (mut before, mut after) = (None, Item::new());
         for request in requests {
-            let row = self.0.get(&request.key).cloned();
+            let row = self.row(&request.key).cloned();
             before = row.as_ref().map(to_item);
             let row = row.unwrap_or_else(|| json!({ "id": { "S": request.key } }));
-            let after = request.update.applied_to(&row);
             // DynamoDB rejects it, and so the crate must never send it.
-            let after = after.unwrap_or_else(|| panic!("it cannot be applied: {request:?} to {row}"));
-            self.0.insert(request.key.clone(), after);
+            let row = request.update.applied_to(&row).unwrap_or_else(|| panic!("invalid: {request:?} for {row}"));
+            after = to_item(&row);
+            self.insert(&request.key, row);
         }
-        Reply::Applied(before.filter(|_| requests.len() == 1))
+        Reply::Applied { before, after }
     }
 
-    pub(crate) fn rows(&self) -> impl Iterator<Item = &Value> {
-        self.0.values()
+    pub(crate) fn row(&self, key: &str) -> Option<&Value> {
+        self.0.get(key).map(|row| &***row)
+    }
+
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&String, &Value)> {
+        self.0.iter().map(|(key, row)| (key, &***row))
+    }
+
+    pub(crate) fn insert(&mut self, key: &str, row: Value) {
+        self.0.insert(key.to_owned(), Arc::new(Printed::new(row)));
+    }
+
+    pub(crate) fn remove(&mut self, key: &str) {
+        self.0.remove(key);
     }
 }
 
@@ -80,7 +94,7 @@ fn to_json(value: &AttributeValue) -> Value {
     }
 }
 
-fn to_item(row: &Value) -> Item {
+pub(crate) fn to_item(row: &Value) -> Item {
     row.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), to_attribute(value))).collect()
 }
 

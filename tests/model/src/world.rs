@@ -1,23 +1,28 @@
 //! The world: clients, their clocks, the network, and what must hold.
 
-use std::collections::BTreeSet;
-use std::fmt;
-use std::hash::{Hash, Hasher};
-use std::sync::{Arc, OnceLock};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::model::{Acquiring, EPOCH, Freeing, Held, Reply, Request, Step, Withdrawal};
-use lambda_lock::{Acquire, Backoff, Locks, Wait};
-use serde_json::Value;
+use lambda_lock::model::{self, Acquiring, Clocks, Done, Held, Operation, Progress, Reply, Request, Step};
+use lambda_lock::{Acquire, Backoff, Locks, Ticket, Wait};
+use serde_json::{Value, json};
 use stateright::{Model, Property};
 
-use crate::expression::Condition;
-use crate::table::{Parsed, Table};
+use crate::mistake::Mistake;
+use crate::printed::Printed;
+use crate::table::{Parsed, Table, to_item};
 
 /// How long a tick is, and by how much clocks differ.
 const TICK: Duration = Duration::from_secs(1);
-const KEY: &str = "key";
+/// The earliest time, since the Unix epoch.
+const EPOCH: Duration = Duration::from_hours(500_000);
+/// How many ticks a result is replayed, and for how many an unfinished run is refused if that is asked for.
+const WINDOW: u32 = 3;
+/// When the run of another library ends, in ticks.
+const FOREIGN_END: u32 = 3;
+const KEYS: [&str; 2] = ["a", "b"];
 
 /// What is acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,123 +31,201 @@ pub enum Subject {
     Key,
     /// A key, by one identity.
     KeyOfIdentity,
-    /// Two keys.
+    /// Two keys by every other client, and one of them by the others.
     Keys,
-    /// So many permits of a key.
-    Permits(u32),
+    /// A record of idempotency.
+    Record,
+    /// The same. A run that did not finish is refused.
+    UnfinishedRecord,
+    /// So many permits of a key, for every other client and for the others.
+    Permits(u32, u32),
     /// The same, by one identity.
-    PermitsOfIdentity(u32),
+    PermitsOfIdentity(u32, u32),
 }
 
-/// What a check visits at most.
-#[derive(Clone, Copy, Debug)]
+/// What the table has before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Before {
+    /// Nothing.
+    Nothing,
+    /// A row that was released long ago, so that TTL deletes it soon.
+    Old,
+    /// A run of another library, whose row has neither owner nor fence.
+    Foreign,
+    /// The same, with an end in whole seconds only.
+    ForeignInSeconds,
+}
+
+/// What happens at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bounds {
+    /// What the table has before.
+    pub before: Before,
     /// How many clients there are.
     pub clients: usize,
+    /// How many times each of them asks.
+    pub attempts: u32,
     /// The true time at the end.
     pub ticks: u32,
-    /// How many attempts of an acquire are unanswered.
+    /// How long a lease is, in ticks. A renewal is for one more.
+    pub lease: u32,
+    /// How many requests are not answered.
     pub unanswered: u32,
     /// How many clients die.
     pub deaths: u32,
+    /// How many times a clock steps.
+    pub steps: u32,
+    /// How many times an operator frees what it sees.
+    pub frees: u32,
+    /// How many times TTL deletes a row.
+    pub deletions: u32,
+    /// How many times a lock or a ticket is renewed.
+    pub renewals: u32,
+    /// How many locks are handed over.
+    pub handovers: u32,
+    /// A released lock stays held for a minimum time.
+    pub holds: bool,
     /// How many states are visited.
     pub states: usize,
 }
 
-/// A deliberate mistake, which a check must find.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mistake {
-    /// An attempt does not read the numbers that a place has accepted.
-    NumbersIgnored,
-    /// An attempt does not read the numbers that were given up.
-    WithdrawalIgnored,
-    /// A release leaves no number.
-    ReleaseWithoutNumber,
-    /// A takeover does not read which acquisition it saw.
-    TakeoverUnread,
-    /// An attempt takes what is held.
-    EndIgnored,
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            before: Before::Nothing,
+            clients: 2,
+            attempts: 1,
+            ticks: 1,
+            lease: 1,
+            unanswered: 0,
+            deaths: 0,
+            steps: 0,
+            frees: 0,
+            deletions: 0,
+            renewals: 0,
+            handovers: 0,
+            holds: false,
+            states: 2_000_000,
+        }
+    }
 }
 
-pub(crate) struct World {
-    subject: Subject,
-    bounds: Bounds,
-    mistake: Option<Mistake>,
-    acquires: Vec<&'static Acquire>,
-}
-
-/// A state. Two are the same if they print the same.
-#[derive(Clone)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub(crate) struct State {
     ticks: u32,
+    /// What may still happen.
+    left: Bounds,
     table: Table,
-    clients: Vec<Client>,
+    /// Also operators, and withdrawals in the background.
+    clients: Vec<Arc<Printed<Client>>>,
     /// What is under way, whose sender no longer waits for it.
-    late: Vec<Arc<Message>>,
-    unanswered: u32,
-    deaths: u32,
-    /// The largest number of each key so far, in the order of the keys.
-    numbers: Vec<u64>,
-    broken: BTreeSet<&'static str>,
-    seen: BTreeSet<&'static str>,
+    late: Vec<Sent>,
+    /// The last fence of each key.
+    fences: BTreeMap<String, u64>,
+    /// Until when nobody may begin what was done, or what another library runs, in ticks.
+    taken_until: u32,
+    /// When the key was released last.
+    released: u32,
+    broken: Option<&'static str>,
 }
 
 #[derive(Clone, Debug)]
-struct Client {
+pub(crate) struct Client {
+    /// Empty if it acquires nothing.
     owner: String,
     phase: Phase,
+    /// Its clock is ahead of the true time by the skew.
+    is_ahead: bool,
+    /// A later acquire of its identity has what it had.
+    is_lost: bool,
+    /// An operator has freed what it had.
+    is_freed: bool,
+    /// Some of its requests may still be applied when it has ended.
+    is_unsure: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Phase {
     Ready(Acquiring),
-    Asking(Acquiring, Arc<Message>),
-    Withdrawing(Option<Acquiring>, Withdrawal),
+    Asking(Acquiring, Sent),
+    /// With an acquire that goes on after it.
+    Operating(Operation, Sent, Option<Acquiring>),
     Holding(Held),
-    Releasing(Freeing, Arc<Message>, u32),
+    /// It has a ticket, which is valid until then.
+    Ticket(Ticket, Duration),
     /// It has ended: nothing of it may hold anything.
-    Done,
-    /// It has ended, and what it has sent may still arrive.
+    Ended,
+    /// It has ended, and does not know what it has left.
     Left,
     Dead,
 }
 
+#[derive(Clone, Debug, PartialEq, Hash)]
+struct Sent {
+    message: Arc<Printed<Message>>,
+    /// The clients that have acquired since it was sent, as bits.
+    before: u8,
+}
+
 #[derive(Debug)]
-struct Message {
+pub(crate) struct Message {
+    what: &'static str,
+    from: usize,
+    at: u32,
     requests: Vec<Parsed>,
-    text: String,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     Tick,
-    /// A client goes on: asks, withdraws, or releases.
-    GoOn(usize),
-    /// Its request arrives, and its answer too.
+    Does(usize, What),
+    /// A request arrives, and its answer too.
     Answered(usize),
-    /// Its request arrives, and its answer is lost.
-    AnswerLost(usize),
-    /// Its request is late.
+    /// A request is late.
     Late(usize),
-    /// Its request arrives, and another copy of it is late.
+    /// A request arrives, its answer is lost, and another copy of it is late, which may never arrive.
     Twice(usize),
+    /// A withdrawal takes too long, and goes on in the background.
+    Leaves(usize),
     /// A late request arrives.
     Arrives(usize),
     Dies(usize),
+    /// The clock of a client steps.
+    Steps(usize),
+    /// An operator frees what it sees.
+    Frees(String),
+    /// TTL deletes a row.
+    Deletes(String),
 }
 
-const PROPERTIES: [&str; 5] = [
-    "as many valid holders as there may be",
-    "numbers only grow",
-    "what has ended holds nothing",
-    "rows do not grow",
-    "a free place is refused once more at most",
-];
-const EVENTS: [&str; 6] =
-    ["acquired", "acquired after a lost answer", "taken over", "withdrawn", "arrived late", "a number was too small"];
+/// What a client does next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum What {
+    /// Asks, or releases what it has.
+    GoOn,
+    Renew,
+    Complete,
+    HandOver,
+    Resume,
+}
 
-pub(crate) fn is_event(name: &str) -> bool {
-    EVENTS.contains(&name)
+const HOLDERS: &str = "there are as many valid holders as there may be";
+const PLACE: &str = "a valid holder's place is its own";
+const NUMBERS: &str = "numbers only grow";
+const ENDED: &str = "what has ended holds nothing";
+const LATE: &str = "a late request takes nothing after what came later";
+const COUNT: &str = "a semaphore counts its permits";
+const GROWTH: &str = "rows do not grow";
+const FREE: &str = "a free place is refused once more at most";
+const AGAIN: &str = "what is done, or runs elsewhere, is not begun again";
+
+pub(crate) struct World {
+    subject: Subject,
+    bounds: Bounds,
+    mistake: Option<Mistake>,
+    locks: Locks,
+    initial: State,
+    reached: Mutex<BTreeSet<&'static str>>,
 }
 
 impl World {
@@ -150,198 +233,479 @@ impl World {
         static ENGINE: OnceLock<DynamoDb> = OnceLock::new();
         let client = ENGINE.get_or_init(|| DynamoDb::new().expect("an engine")).client();
         let locks = Locks::builder(client, "locks").clock_skew(TICK).build().expect("valid settings");
-        let acquires = (0..bounds.clients).map(|number| acquire(&locks, subject, number)).collect();
-        Self { subject, bounds, mistake, acquires }
+        let mut initial = State {
+            ticks: 0,
+            left: bounds,
+            table: Table::default(),
+            clients: Vec::new(),
+            late: Vec::new(),
+            fences: BTreeMap::new(),
+            taken_until: 0,
+            released: 0,
+            broken: None,
+        };
+        if let Some(row) = bounds.before.row() {
+            initial.table.insert(KEYS[1], row);
+            initial.taken_until = if bounds.before == Before::Old { 0 } else { FOREIGN_END };
+        }
+        for index in 0..bounds.clients {
+            let is_ahead = index % 2 == 1;
+            let acquire = acquire(&locks, subject, bounds, index);
+            let acquiring = Acquiring::start(acquire, clocks(0, is_ahead)).expect("a valid acquire");
+            initial.add(acquiring.owner().to_owned(), Phase::Ready(acquiring), is_ahead);
+        }
+        Self { subject, bounds, mistake, locks, initial, reached: Mutex::default() }
     }
 
-    /// The clock of a client is ahead by 0 or by the skew.
-    fn clock(&self, state: &State, client: usize) -> Duration {
-        EPOCH + TICK * (state.ticks + u32::try_from(client % 2).unwrap_or_default())
+    pub(crate) fn reached(&self) -> Vec<&'static str> {
+        self.reached.lock().expect("no search has failed").iter().copied().collect()
     }
 
-    fn permits(&self) -> usize {
+    fn reach(&self, event: &'static str) {
+        self.reached.lock().expect("no search has failed").insert(event);
+    }
+
+    fn permits_of(&self, index: usize) -> usize {
         match self.subject {
-            Subject::Permits(permits) | Subject::PermitsOfIdentity(permits) => permits as usize,
+            Subject::Permits(even, odd) | Subject::PermitsOfIdentity(even, odd) => {
+                (if index.is_multiple_of(2) { even } else { odd }) as usize
+            }
             _ => 1,
         }
     }
 
-    fn message(&self, what: &'static str, requests: &[Request]) -> Arc<Message> {
-        let mut requests: Vec<_> = requests.iter().map(Parsed::of).collect();
-        for request in &mut requests {
-            if let Some(mistake) = self.mistake {
-                mistake.make(what, request);
-            }
-        }
-        let text = format!("{what} {requests:?}");
-        Arc::new(Message { requests, text })
+    fn permits(&self) -> usize {
+        self.permits_of(0).max(self.permits_of(1))
     }
 
-    /// Sends what a client sends next, and takes note of how it goes on.
+    fn has_identity(&self) -> bool {
+        matches!(self.subject, Subject::KeyOfIdentity | Subject::PermitsOfIdentity(..))
+    }
+
+    fn has_permits(&self) -> bool {
+        matches!(self.subject, Subject::Permits(..) | Subject::PermitsOfIdentity(..))
+    }
+
+    fn send(&self, state: &State, from: usize, what: &'static str, requests: &[Request]) -> Sent {
+        let requests = match self.mistake {
+            Some(mistake) => mistake.plant(what, requests, state.now(from).wall),
+            None => requests.iter().map(Parsed::of).collect(),
+        };
+        Sent { message: Arc::new(Printed::new(Message { what, from, at: state.ticks, requests })), before: 0 }
+    }
+
+    /// Does the next step of an acquire.
     fn step(&self, state: &mut State, index: usize, acquiring: Acquiring, step: Step) {
-        let now = self.clock(state, index);
+        let owner = acquiring.owner().to_owned();
+        let ended = if state.clients[index].is_unsure { Phase::Left } else { Phase::Ended };
         let phase = match step {
             Step::Send(requests) => {
-                state.clients[index].owner = acquiring.owner().to_owned();
-                Phase::Asking(acquiring, self.message("acquire", &requests))
+                let sent = self.send(state, index, "acquire", &requests);
+                Phase::Asking(acquiring, sent)
             }
-            Step::Withdraw(withdrawal) => Phase::Withdrawing(Some(acquiring), withdrawal),
-            Step::Sleep(_) => Phase::Ready(acquiring),
+            Step::Withdraw(withdrawal) => return self.operate(state, index, withdrawal, Some(acquiring)),
+            Step::Sleep => Phase::Ready(acquiring),
             Step::Held(held) => {
-                state.seen.insert("acquired");
-                if held.is_valid(now) { Phase::Holding(held) } else { Phase::Left }
+                self.reach("acquired");
+                if held.is_valid(state.now(index)) { Phase::Holding(held) } else { Phase::Left }
             }
-            Step::Completed | Step::Refused(_, None) => Phase::Done,
-            Step::Refused(_, Some(withdrawal)) => Phase::Withdrawing(None, withdrawal),
+            Step::Completed => {
+                self.reach("replayed");
+                ended
+            }
+            Step::Refused(None) => ended,
+            Step::Refused(Some(withdrawal)) => return self.operate(state, index, withdrawal, None),
         };
-        state.clients[index].phase = phase;
+        state.change(index, |client| {
+            client.owner = owner;
+            client.phase = phase;
+        });
+    }
+
+    /// Sends the next requests of an operation, or ends it.
+    fn operate(&self, state: &mut State, index: usize, operation: Operation, then: Option<Acquiring>) {
+        let what = operation.name();
+        let ended = match operation.progress(&self.locks) {
+            Progress::Sends(requests) => {
+                let sent = self.send(state, index, what, &requests);
+                return state.change(index, |client| client.phase = Phase::Operating(operation, sent, then));
+            }
+            Progress::Ended(ended) => ended,
+        };
+        if ended.is_ok() {
+            self.reach(what);
+        }
+        let phase = match (ended, then) {
+            (ended, Some(mut acquiring)) => {
+                state.change(index, |client| client.is_unsure |= ended.is_err());
+                let step = acquiring.go_on(state.now(index));
+                return self.step(state, index, acquiring, step);
+            }
+            (Ok(Done::Freed), None) => Phase::Ended,
+            (Ok(Done::Held(held)), None) if held.is_valid(state.now(index)) => Phase::Holding(held),
+            (Ok(Done::Renewed(ticket, until)), None) => Phase::Ticket(ticket, until),
+            _ => Phase::Left,
+        };
+        state.change(index, |client| client.phase = phase);
+    }
+
+    /// A request of a client arrives, or not, and so does its answer.
+    fn deliver(&self, state: &mut State, action: &Action, index: usize) -> Option<()> {
+        let (Phase::Asking(_, sent) | Phase::Operating(_, sent, _)) = state.clients[index].phase.clone() else {
+            return None;
+        };
+        let reply = (!matches!(action, Action::Late(_))).then(|| self.apply(state, &sent));
+        if matches!(action, Action::Late(_) | Action::Twice(_)) {
+            state.add_late(sent);
+        }
+        let reply = reply.filter(|_| matches!(action, Action::Answered(_)));
+        if reply.is_none() {
+            state.left.unanswered -= 1;
+        }
+        let is_refused = matches!(reply, Some(Reply::Refused(_)));
+        let now = state.now(index);
+        match (state.clients[index].phase.clone(), reply) {
+            (Phase::Asking(mut acquiring, _), reply) => {
+                let step = acquiring.answered(reply, now);
+                match step {
+                    Step::Held(_) if is_refused => self.reach("acquired after a lost answer"),
+                    Step::Send(_) if is_refused => self.reach("asked again at once"),
+                    _ => {}
+                }
+                self.step(state, index, acquiring, step);
+            }
+            (Phase::Operating(mut operation, _, then), Some(reply)) => {
+                operation.answered(reply, now);
+                self.operate(state, index, operation, then);
+            }
+            // The SDK sends it again.
+            _ => {}
+        }
+        Some(())
     }
 
     /// Applies a request to the table, and looks at what it has changed.
-    fn apply(&self, state: &mut State, message: &Message, is_late: bool) -> Reply {
-        let reply = state.table.apply(&message.requests);
-        if is_late && matches!(reply, Reply::Applied(_)) {
-            state.seen.insert("arrived late");
-        }
-        for (index, row) in state.table.rows().enumerate() {
-            let number = |name: &str| row[name]["N"].as_str().and_then(|digits| digits.parse::<u64>().ok());
-            let largest =
-                if self.permits_of(row) { number("withdrawn") } else { number("fence").max(number("withdrawn")) };
-            let before = &mut state.numbers[index];
-            if largest.unwrap_or_default() < *before {
-                state.broken.insert(PROPERTIES[1]);
+    fn apply(&self, state: &mut State, sent: &Sent) -> Reply {
+        let Message { what, from, at, requests } = &**sent.message;
+        let before = state.table.clone();
+        let reply = state.table.apply(requests);
+        let is_acquire = *what == "acquire";
+        let now = millis(clocks(state.ticks, false));
+        if matches!(reply, Reply::Refused(_)) {
+            let mut rows = before.rows().map(|(_, row)| permits_until(row, now));
+            if is_acquire && self.has_permits() && rows.any(|permits| permits > self.permits_of(*from)) {
+                self.reach("refused by more permits than there should be");
             }
-            *before = largest.unwrap_or_default().max(*before);
-            let permits =
-                row.as_object().map_or(0, |row| row.keys().filter(|name| name.starts_with("permit:")).count());
-            if permits > self.permits() || row.as_object().map_or(0, serde_json::Map::len) > 20 + 2 * self.permits() {
-                state.broken.insert(PROPERTIES[3]);
+            return reply;
+        }
+        if is_acquire && requests.len() > 1 {
+            self.reach("several keys acquired");
+        }
+        for request in requests {
+            let (old, new) = (before.row(&request.key).unwrap_or(&Value::Null), state.table.row(&request.key).unwrap());
+            let has_shrunk = |name: &str| number(&new[name]) < number(&old[name]);
+            let is_new_fence = number(&new["fence"]) > state.fences.get(&request.key).copied();
+            if has_shrunk("fence") || has_shrunk("withdrawn") || (is_acquire && !is_new_fence) {
+                state.broken = Some(NUMBERS);
+            }
+            if is_acquire {
+                state.fences.insert(request.key.clone(), number(&new["fence"]).unwrap_or_default());
+            }
+            let (permits, all) = (permits(new).count(), new.as_object().map_or(0, serde_json::Map::len));
+            if permits > self.permits() || all > 20 + 2 * self.permits() {
+                state.broken = Some(GROWTH);
+            }
+            if is_acquire && old["status"]["S"] == "INPROGRESS" && old["owner"].is_null() {
+                self.reach("taken from another library");
+            }
+            let is_kept = self::permits(new).any(|(_, permit)| !permit["released"].is_null())
+                || number(&new["in_progress_expiration"]) > Some(now);
+            if *what == "release" && is_kept {
+                self.reach("released, and held for a minimum time");
+            }
+            if self.has_permits() && number(&new["permits"]) != Some(permits as u64) {
+                state.broken = Some(COUNT);
+            }
+            if is_acquire && permits_until(new, now) > self.permits_of(*from) {
+                state.broken = Some(HOLDERS);
+            }
+            if permits + 1 < self::permits(old).count() || (is_acquire && permits < self::permits(old).count()) {
+                self.reach("several permits freed at once");
+            }
+            let is_over = new["status"]["S"] != "COMPLETED" && new["fence"] == new["released"];
+            match *what {
+                "complete" => state.taken_until = at + WINDOW,
+                "acquire" if state.ticks + 1 < state.taken_until => state.broken = Some(AGAIN),
+                "acquire" if self.subject == Subject::UnfinishedRecord => state.taken_until = at + WINDOW,
+                _ if is_over => state.taken_until = 0,
+                _ => {}
+            }
+        }
+        if is_acquire {
+            self.acquired(state, sent, &before);
+        }
+        if *what == "release" {
+            state.released = *at;
+        }
+        if *what == "free" {
+            for index in 0..state.clients.len() {
+                let client = &state.clients[index];
+                let had_place = client.has_place(&before) && !client.has_place(&state.table);
+                // One that still asks begins anew.
+                if had_place && !client.asks() {
+                    self.reach("freed by an operator");
+                    state.change(index, |client| client.is_freed = true);
+                }
             }
         }
         reply
     }
 
-    fn permits_of(&self, row: &Value) -> bool {
-        row["status"]["S"] == "SEMAPHORE"
-    }
-
-    fn answered(&self, state: &mut State, index: usize, reply: Option<Reply>) {
-        let now = self.clock(state, index);
-        let before = state.clients[index].phase.clone();
-        match before {
-            Phase::Asking(mut acquiring, _) => {
-                let step = acquiring.answered(reply, now);
-                self.step(state, index, acquiring, step);
-            }
-            Phase::Releasing(mut freeing, message, tries) => {
-                let Some(reply) = reply else {
-                    // The SDK sends it again.
-                    let phase = if tries < 2 { Phase::Releasing(freeing, message, tries + 1) } else { Phase::Left };
-                    state.clients[index].phase = phase;
-                    return;
-                };
-                freeing.answered(reply);
-                let requests = freeing.requests();
-                state.clients[index].phase = if requests.is_empty() {
-                    if freeing.ended().is_ok() { Phase::Done } else { Phase::Left }
-                } else {
-                    Phase::Releasing(freeing, self.message("release", &requests), tries)
-                };
-            }
-            _ => {}
+    /// Looks at what an acquire has taken from others.
+    fn acquired(&self, state: &mut State, sent: &Sent, before: &Table) {
+        let from = sent.message.from;
+        let is_dead = matches!(state.clients[from].phase, Phase::Dead);
+        // The number of the release was larger, whichever clocks made the two.
+        if is_dead && !self.has_permits() && sent.message.at + 1 < state.released {
+            state.broken = Some(LATE);
         }
+        for index in (0..state.clients.len()).filter(|index| *index != from) {
+            let client = &state.clients[index];
+            if !self.has_identity() || !client.has_place(before) || client.has_place(&state.table) {
+                continue;
+            }
+            if sent.before & 1 << index != 0 && client.is_valid(state.ticks) {
+                state.broken = Some(LATE);
+            }
+            self.reach("taken over");
+            state.change(index, |client| client.is_lost = true);
+        }
+        if !self.has_identity() {
+            return;
+        }
+        state.late.iter_mut().filter(|late| late.message.from != from).for_each(|late| late.before |= 1 << from);
+        for index in (0..state.clients.len()).filter(|index| *index != from) {
+            if matches!(state.clients[index].phase, Phase::Asking(..)) {
+                state.change(index, |client| {
+                    if let Phase::Asking(_, sent) = &mut client.phase {
+                        sent.before |= 1 << from;
+                    }
+                });
+            }
+        }
+        state.late.sort_by_key(|sent| (sent.message.print(), sent.before));
     }
 
     fn check(&self, state: &mut State) {
-        // Only the last acquire of an identity counts.
-        let is_superseded = |state: &State, index: usize| {
-            let identity = matches!(self.subject, Subject::KeyOfIdentity | Subject::PermitsOfIdentity(_));
-            identity && !state.table.rows().any(|row| row.to_string().contains(nonce_of(&state.clients[index].owner)))
-        };
-        let valid = (0..state.clients.len()).filter(|index| match &state.clients[*index].phase {
-            Phase::Holding(held) => held.is_valid(self.clock(state, *index)) && !is_superseded(state, *index),
-            _ => false,
-        });
-        if valid.count() > self.permits() {
-            state.broken.insert(PROPERTIES[0]);
-        }
-        let now = u64::try_from((EPOCH + TICK * (state.ticks + 1)).as_millis()).unwrap_or_default();
-        for client in state.clients.iter().filter(|client| matches!(client.phase, Phase::Done)) {
-            if state.table.rows().any(|row| holds(row, &client.owner, now)) {
-                state.broken.insert(PROPERTIES[2]);
+        let mut holders = 0;
+        for (index, client) in state.clients.iter().enumerate().filter(|(_, client)| !client.owner.is_empty()) {
+            if let Some(held) = client.valid(state.ticks) {
+                holders += 1;
+                let places: Vec<_> = state.table.rows().filter_map(|(_, row)| number_of(row, &client.owner)).collect();
+                if places != vec![held.number(); self.keys_of(index).len()] {
+                    state.broken = Some(PLACE);
+                }
+            }
+            // A ticket that others have as well may have been used.
+            let is_only_ticket =
+                |other: &Arc<Printed<Client>>| other.owner != client.owner || matches!(other.phase, Phase::Ticket(..));
+            if matches!(client.phase, Phase::Ticket(_, until) if clocks(state.ticks, client.is_ahead).wall < until)
+                && state.clients.iter().all(is_only_ticket)
+                && state.clients.iter().position(|other| other.owner == client.owner) == Some(index)
+                && !client.is_freed
+                && !client.is_lost
+            {
+                holders += 1;
+            }
+            let has_ended = match client.phase {
+                Phase::Ended => true,
+                _ => client.is_freed,
+            };
+            if has_ended && client.has_place(&state.table) {
+                state.broken = Some(ENDED);
             }
         }
+        if holders > self.permits() {
+            state.broken = Some(HOLDERS);
+        }
+    }
+
+    fn keys_of(&self, index: usize) -> &'static [&'static str] {
+        if self.subject == Subject::Keys && index.is_multiple_of(2) { &KEYS } else { &KEYS[1..] }
+    }
+
+    /// A client that nobody disturbs gets a free place with its second request at the latest.
+    fn check_free(&self, state: &mut State, index: usize) {
+        let now = state.now(index);
+        let keys = self.keys_of(index);
+        if keys.iter().any(|key| state.table.row(key).is_some_and(|row| !self.is_free(row, state, index))) {
+            return;
+        }
+        let Phase::Ready(mut acquiring) = state.clients[index].phase.clone() else { return };
+        let (mut table, mut step) = (state.table.clone(), acquiring.go_on(now));
+        for _ in 0..2 {
+            let Step::Send(requests) = step else { break };
+            let sent = self.send(state, index, "acquire", &requests);
+            step = acquiring.answered(Some(table.apply(&sent.message.requests)), now);
+        }
+        if matches!(step, Step::Held(_)) {
+            self.reach("found a free place");
+        } else {
+            state.broken = Some(FREE);
+        }
+    }
+
+    /// Whether the place of this row is free for a client.
+    fn is_free(&self, row: &Value, state: &State, index: usize) -> bool {
+        let now = millis(state.now(index));
+        if number_of(row, &state.clients[index].owner).is_some() {
+            return false;
+        }
+        if row["status"]["S"] == "SEMAPHORE" {
+            return permits_until(row, now) < if self.has_identity() { 1 } else { self.permits_of(index) };
+        }
+        let expiration = number(&row["expiration"]).unwrap_or_default() * 1000;
+        let end = match number(&row["in_progress_expiration"]) {
+            Some(end) if row["status"]["S"] == "INPROGRESS" => end,
+            _ => expiration,
+        };
+        let is_unfinished = self.subject == Subject::UnfinishedRecord && row["released"] != row["fence"];
+        end <= now && !is_unfinished
     }
 }
 
-fn nonce_of(owner: &str) -> &str {
-    owner.rsplit('#').next().unwrap_or(owner)
+impl Before {
+    fn row(self) -> Option<Value> {
+        let at = |tick| millis(clocks(tick, false)).to_string();
+        let seconds = |tick| (millis(clocks(tick, false)) / 1000).to_string();
+        let row = |rest: Value| {
+            let mut row = json!({ "id": { "S": KEYS[1] }, "status": { "S": "INPROGRESS" } });
+            row.as_object_mut()?.append(&mut rest.as_object()?.clone());
+            Some(row)
+        };
+        match self {
+            Self::Nothing => None,
+            Self::Old => row(json!({
+                "expiration": { "N": seconds(1) }, "in_progress_expiration": { "N": "1" }, "acquired_at": { "N": "1" },
+                "owner": { "S": "old" }, "fence": { "N": "7" }, "released": { "N": "7" },
+            })),
+            Self::Foreign => row(json!({
+                "expiration": { "N": seconds(100) }, "in_progress_expiration": { "N": at(FOREIGN_END) },
+            })),
+            Self::ForeignInSeconds => row(json!({ "expiration": { "N": seconds(FOREIGN_END) } })),
+        }
+    }
 }
 
-/// Whether this row shows a lease of the owner that ends after this time.
-fn holds(row: &Value, owner: &str, now: u64) -> bool {
-    let number = |value: &Value| value["N"].as_str().and_then(|digits| digits.parse::<u64>().ok()).unwrap_or_default();
+impl State {
+    pub(crate) fn broken(&self) -> Option<&'static str> {
+        self.broken
+    }
+
+    fn now(&self, index: usize) -> Clocks {
+        clocks(self.ticks, self.clients[index].is_ahead)
+    }
+
+    fn add(&mut self, owner: String, phase: Phase, is_ahead: bool) -> usize {
+        let client = Client { owner, phase, is_ahead, is_lost: false, is_freed: false, is_unsure: false };
+        self.clients.push(Arc::new(Printed::new(client)));
+        self.clients.len() - 1
+    }
+
+    fn change(&mut self, index: usize, change: impl FnOnce(&mut Client)) {
+        let mut client = (**self.clients[index]).clone();
+        change(&mut client);
+        self.clients[index] = Arc::new(Printed::new(client));
+    }
+
+    fn add_late(&mut self, sent: Sent) {
+        self.late.push(sent);
+        self.late.sort_by_key(|sent| (sent.message.print(), sent.before));
+    }
+}
+
+impl Client {
+    /// The lock that it holds and considers valid.
+    fn valid(&self, ticks: u32) -> Option<&Held> {
+        let held = match &self.phase {
+            Phase::Holding(held) => Some(held),
+            Phase::Operating(operation, ..) => operation.held(),
+            _ => None,
+        };
+        held.filter(|held| !self.is_lost && !self.is_freed && held.is_valid(clocks(ticks, self.is_ahead)))
+    }
+
+    fn is_valid(&self, ticks: u32) -> bool {
+        self.valid(ticks).is_some()
+    }
+
+    fn asks(&self) -> bool {
+        matches!(self.phase, Phase::Ready(_) | Phase::Asking(..) | Phase::Operating(_, _, Some(_)))
+    }
+
+    fn has_place(&self, table: &Table) -> bool {
+        !self.owner.is_empty() && table.rows().any(|(_, row)| number_of(row, &self.owner).is_some())
+    }
+}
+
+fn clocks(ticks: u32, is_ahead: bool) -> Clocks {
+    Clocks { wall: EPOCH + TICK * (ticks + u32::from(is_ahead)), monotonic: TICK * ticks }
+}
+
+fn millis(now: Clocks) -> u64 {
+    u64::try_from(now.wall.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn number(value: &Value) -> Option<u64> {
+    value["N"].as_str().and_then(|digits| digits.parse().ok())
+}
+
+fn permits(row: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    let all = row.as_object().into_iter().flatten();
+    all.filter_map(|(name, permit)| Some((name.strip_prefix("permit:")?, &permit["M"])))
+}
+
+/// How many permits end after this time.
+fn permits_until(row: &Value, now: u64) -> usize {
+    permits(row).filter(|(_, permit)| number(&permit["end"]) > Some(now)).count()
+}
+
+/// The number with which an owner has the place of this row, if it does.
+fn number_of(row: &Value, owner: &str) -> Option<u64> {
     if row["status"]["S"] == "SEMAPHORE" {
-        let permits = row.as_object().into_iter().flatten().filter(|(name, _)| name.starts_with("permit:"));
-        return permits.into_iter().any(|(name, permit)| {
-            let is_own = name.contains(nonce_of(owner)) || permit["M"]["nonce"]["S"] == *nonce_of(owner);
-            is_own && permit["M"]["released"].is_null() && number(&permit["M"]["end"]) > now
-        });
+        let is_own = |(name, permit): &(&str, &Value)| {
+            owner.strip_prefix(name).is_some_and(|nonce| nonce == permit["nonce"]["S"].as_str().unwrap_or_default())
+        };
+        let (_, permit) = permits(row).find(is_own)?;
+        return number(&permit["no"]).filter(|number| self::number(&permit["released"]) != Some(*number));
     }
-    let is_released = number(&row["released"]) == number(&row["fence"]);
-    row["owner"]["S"] == *owner && !is_released && number(&row["in_progress_expiration"]) > now
+    let is_own = row["status"]["S"] == "INPROGRESS" && row["owner"]["S"] == owner && row["released"] != row["fence"];
+    number(&row["fence"]).filter(|_| is_own)
 }
 
-fn acquire(locks: &Locks, subject: Subject, number: usize) -> &'static Acquire {
+fn acquire(locks: &Locks, subject: Subject, bounds: Bounds, index: usize) -> &'static Acquire {
+    let is_even = index.is_multiple_of(2);
+    let window = TICK * WINDOW;
     let acquire = match subject {
-        Subject::Permits(permits) | Subject::PermitsOfIdentity(permits) => locks.semaphore(KEY, permits).acquire(),
-        _ => locks.acquire(KEY),
+        Subject::Permits(even, odd) | Subject::PermitsOfIdentity(even, odd) => {
+            locks.semaphore(KEYS[1], if is_even { even } else { odd }).acquire()
+        }
+        Subject::Keys if is_even => return Box::leak(Box::new(settings(model::keys(locks, &KEYS), bounds, index))),
+        Subject::Record => model::record(locks, KEYS[1], None),
+        Subject::UnfinishedRecord => model::record(locks, KEYS[1], Some(window)),
+        _ => locks.acquire(KEYS[1]),
     };
     let acquire = match subject {
-        Subject::KeyOfIdentity | Subject::PermitsOfIdentity(_) => acquire.owner_from("execution"),
+        Subject::KeyOfIdentity | Subject::PermitsOfIdentity(..) => acquire.owner_from("execution"),
         _ => acquire,
     };
-    let wait = Wait::backoff(Backoff::new()).max_attempts(3);
-    Box::leak(Box::new(acquire.holder(format!("client {number}")).lease(2 * TICK).wait(wait)))
+    Box::leak(Box::new(settings(acquire, bounds, index)))
 }
 
-impl Mistake {
-    fn make(self, what: &str, request: &mut Parsed) {
-        let ignore = |condition: &mut Condition, name: &str| {
-            condition.each_term(&mut |term| {
-                if let Condition::Not(negated) = term
-                    && let Condition::Compare(path, ..) = &**negated
-                    && path.name() == name
-                {
-                    *term = Condition::True;
-                }
-            });
-        };
-        let is_takeover = request.update.set.iter().any(|(path, _)| path.name() == "held_since");
-        match (self, what) {
-            (Self::NumbersIgnored, "acquire") => ignore(&mut request.condition, "fence"),
-            (Self::WithdrawalIgnored, "acquire") => ignore(&mut request.condition, "withdrawn"),
-            (Self::ReleaseWithoutNumber, "release") => {
-                request.update.set.retain(|(path, _)| !["fence", "released", "withdrawn"].contains(&path.name()));
-                request.update.remove.push(crate::expression::Path::attribute("owner"));
-            }
-            (Self::TakeoverUnread, "acquire") if is_takeover => request.condition.each_term(&mut |term| {
-                if matches!(term, Condition::Compare(path, crate::expression::Comparison::Equal, _)
-                    if ["owner", "fence", "nonce", "no"].contains(&path.name()))
-                {
-                    *term = Condition::True;
-                }
-            }),
-            (Self::EndIgnored, "acquire") => request.condition.each_term(&mut |term| {
-                if matches!(term, Condition::Compare(path, crate::expression::Comparison::LessOrEqual, _)
-                    if path.name() == "in_progress_expiration")
-                {
-                    *term = Condition::True;
-                }
-            }),
-            _ => {}
-        }
-    }
+fn settings(acquire: Acquire, bounds: Bounds, index: usize) -> Acquire {
+    let wait = Wait::backoff(Backoff::new().jitter(lambda_lock::Jitter::None)).max_attempts(bounds.attempts);
+    let acquire = acquire.holder(format!("client {index}")).lease(TICK * bounds.lease).wait(wait);
+    if bounds.holds { acquire.hold_at_least(TICK) } else { acquire }
 }
 
 impl Model for World {
@@ -349,117 +713,163 @@ impl Model for World {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let mut state = State {
-            ticks: 0,
-            table: Table::default(),
-            clients: Vec::new(),
-            late: Vec::new(),
-            unanswered: 0,
-            deaths: 0,
-            numbers: vec![0; 2],
-            broken: BTreeSet::new(),
-            seen: BTreeSet::new(),
-        };
-        for (index, acquire) in self.acquires.iter().enumerate() {
-            let acquiring = Acquiring::start(acquire, self.clock(&state, index)).expect("a valid acquire");
-            state.clients.push(Client { owner: acquiring.owner().to_owned(), phase: Phase::Ready(acquiring) });
-        }
-        vec![state]
+        vec![self.initial.clone()]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if !state.broken.is_empty() {
+        if state.broken.is_some() {
             return;
         }
-        if state.ticks < self.bounds.ticks {
+        let left = &state.left;
+        let has_ended =
+            |client: &Arc<Printed<Client>>| matches!(client.phase, Phase::Ended | Phase::Left | Phase::Dead);
+        // What is late does not depend on the time.
+        let depends_on_time = left.deletions + left.frees > 0 || !state.clients.iter().all(has_ended);
+        if state.ticks < self.bounds.ticks && depends_on_time {
             actions.push(Action::Tick);
         }
         for (index, client) in state.clients.iter().enumerate() {
+            let is_record = matches!(self.subject, Subject::Record | Subject::UnfinishedRecord);
+            let mut does = |what| actions.push(Action::Does(index, what));
             match &client.phase {
-                Phase::Ready(_) | Phase::Holding(_) | Phase::Withdrawing(..) => actions.push(Action::GoOn(index)),
-                Phase::Asking(..) | Phase::Releasing(..) => {
-                    actions.push(Action::Answered(index));
-                    if state.unanswered < self.bounds.unanswered {
-                        actions.push(Action::AnswerLost(index));
-                        actions.push(Action::Late(index));
-                        actions.push(Action::Twice(index));
+                Phase::Ready(_) => does(What::GoOn),
+                Phase::Holding(held) => {
+                    does(What::GoOn);
+                    if is_record {
+                        does(What::Complete);
+                    }
+                    if left.renewals > 0 && held.is_valid(state.now(index)) {
+                        does(What::Renew);
+                    }
+                    if left.handovers > 0 {
+                        does(What::HandOver);
                     }
                 }
-                _ => continue,
+                Phase::Ticket(..) => {
+                    does(What::GoOn);
+                    does(What::Resume);
+                    if left.renewals > 0 {
+                        does(What::Renew);
+                    }
+                }
+                Phase::Asking(..) | Phase::Operating(..) => {
+                    actions.push(Action::Answered(index));
+                    // Of others, nobody sees a difference between one that has died and one that does nothing more.
+                    if left.deaths > 0 {
+                        actions.push(Action::Dies(index));
+                    }
+                    if left.unanswered > 0 {
+                        actions.extend([Action::Late(index), Action::Twice(index)]);
+                        if matches!(client.phase, Phase::Operating(_, _, Some(_))) {
+                            actions.push(Action::Leaves(index));
+                        }
+                    }
+                }
+                Phase::Ended | Phase::Left | Phase::Dead => continue,
             }
-            if state.deaths < self.bounds.deaths {
-                actions.push(Action::Dies(index));
+            if left.steps > 0 {
+                actions.push(Action::Steps(index));
             }
         }
-        actions.extend((0..state.late.len()).map(Action::Arrives));
+        let is_first = |index: usize| index == 0 || state.late[index] != state.late[index - 1];
+        actions.extend((0..state.late.len()).filter(|index| is_first(*index)).map(Action::Arrives));
+        for (key, row) in state.table.rows() {
+            if left.frees > 0 {
+                actions.push(Action::Frees(key.clone()));
+            }
+            if left.deletions > 0 && number(&row["expiration"]) <= Some(clocks(state.ticks, false).wall.as_secs()) {
+                actions.push(Action::Deletes(key.clone()));
+            }
+        }
     }
 
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
         let mut state = last.clone();
-        match action {
+        match &action {
             Action::Tick => state.ticks += 1,
-            Action::GoOn(index) => {
-                let now = self.clock(&state, index);
-                match state.clients[index].phase.clone() {
-                    Phase::Ready(mut acquiring) => {
+            Action::Does(index, what) => {
+                let (index, now) = (*index, last.now(*index));
+                let renewal = TICK * (self.bounds.lease + 1);
+                let operation = match (what, last.clients[index].phase.clone()) {
+                    (What::GoOn, Phase::Ready(mut acquiring)) => {
+                        self.check_free(&mut state, index);
                         let step = acquiring.go_on(now);
                         self.step(&mut state, index, acquiring, step);
+                        None
                     }
-                    Phase::Holding(mut held) => {
-                        let freeing = held.release(now);
-                        let message = self.message("release", &freeing.requests());
-                        state.clients[index].phase = Phase::Releasing(freeing, message, 0);
+                    (What::GoOn, Phase::Holding(held)) => Some(held.release(now)),
+                    (What::Complete, Phase::Holding(held)) => Some(held.complete(TICK * WINDOW, now)),
+                    (What::Renew, Phase::Holding(held)) => {
+                        state.left.renewals -= 1;
+                        Some(held.renew(renewal, now))
                     }
-                    // Each of its requests is answered. That others come between them, the other clients show.
-                    Phase::Withdrawing(acquiring, mut withdrawal) => {
-                        let requests = withdrawal.requests(now);
-                        if !requests.is_empty() {
-                            let message = self.message("withdraw", &requests);
-                            let reply = self.apply(&mut state, &message, false);
-                            withdrawal.answered(reply, now).ok()?;
-                        }
-                        if withdrawal.requests(now).is_empty() {
-                            state.seen.insert("withdrawn");
-                            let is_done = withdrawal.is_done();
-                            match acquiring {
-                                Some(mut acquiring) => {
-                                    let step = acquiring.go_on(now);
-                                    self.step(&mut state, index, acquiring, step);
-                                }
-                                None => state.clients[index].phase = if is_done { Phase::Done } else { Phase::Left },
-                            }
-                        } else {
-                            state.clients[index].phase = Phase::Withdrawing(acquiring, withdrawal);
-                        }
+                    (What::HandOver, Phase::Holding(held)) => {
+                        state.left.handovers -= 1;
+                        let until = held.until();
+                        let phase = Phase::Ticket(held.hand_over(&self.locks, now), until);
+                        // Two processes get the ticket.
+                        let Client { owner, is_ahead, .. } = &**last.clients[index];
+                        let copy = state.add(owner.clone(), phase.clone(), !is_ahead);
+                        let Client { is_lost, is_freed, .. } = **last.clients[index];
+                        state.change(copy, |client| (client.is_lost, client.is_freed) = (is_lost, is_freed));
+                        state.change(index, |client| client.phase = phase);
+                        None
                     }
-                    _ => return None,
-                }
-            }
-            Action::Answered(index) | Action::AnswerLost(index) | Action::Late(index) | Action::Twice(index) => {
-                let message = match &state.clients[index].phase {
-                    Phase::Asking(_, message) | Phase::Releasing(_, message, _) => Arc::clone(message),
+                    (What::GoOn, Phase::Ticket(ticket, _)) => Some(Operation::release_ticket(ticket, now)),
+                    (What::Renew, Phase::Ticket(ticket, _)) => {
+                        state.left.renewals -= 1;
+                        Some(Operation::renew_ticket(ticket, renewal, now))
+                    }
+                    (What::Resume, Phase::Ticket(ticket, _)) => {
+                        Some(Operation::resume(ticket, &format!("resumption {index}"), now))
+                    }
                     _ => return None,
                 };
-                let arrives = !matches!(action, Action::Late(_));
-                let reply = arrives.then(|| self.apply(&mut state, &message, false));
-                let is_kept = matches!(action, Action::Late(_) | Action::Twice(_));
-                if is_kept {
-                    state.late.push(message);
+                if let Some(operation) = operation {
+                    self.operate(&mut state, index, operation, None);
                 }
-                let is_answered = matches!(action, Action::Answered(_));
-                state.unanswered += u32::from(!is_answered);
-                self.answered(&mut state, index, reply.filter(|_| is_answered));
+            }
+            Action::Answered(index) | Action::Late(index) | Action::Twice(index) => {
+                self.deliver(&mut state, &action, *index)?;
+            }
+            Action::Leaves(index) => {
+                state.left.unanswered -= 1;
+                let Phase::Operating(operation, sent, Some(mut acquiring)) = last.clients[*index].phase.clone() else {
+                    return None;
+                };
+                state.add(String::new(), Phase::Operating(operation, sent, None), last.clients[*index].is_ahead);
+                state.change(*index, |client| client.is_unsure = true);
+                let step = acquiring.go_on(last.now(*index));
+                self.step(&mut state, *index, acquiring, step);
             }
             Action::Arrives(index) => {
-                let message = state.late.remove(index);
-                let _nobody_waits = self.apply(&mut state, &message, true);
+                let sent = state.late.remove(*index);
+                if matches!(self.apply(&mut state, &sent), Reply::Applied { .. }) {
+                    self.reach("arrived late");
+                }
             }
             Action::Dies(index) => {
-                state.deaths += 1;
-                if let Phase::Asking(_, message) | Phase::Releasing(_, message, _) = &state.clients[index].phase {
-                    state.late.push(Arc::clone(message));
+                state.left.deaths -= 1;
+                if let Phase::Asking(_, sent) | Phase::Operating(_, sent, _) = &last.clients[*index].phase {
+                    state.add_late(sent.clone());
                 }
-                state.clients[index].phase = Phase::Dead;
+                state.change(*index, |client| client.phase = Phase::Dead);
+            }
+            Action::Steps(index) => {
+                state.left.steps -= 1;
+                self.reach("a clock stepped");
+                state.change(*index, |client| client.is_ahead = !client.is_ahead);
+            }
+            Action::Frees(key) => {
+                state.left.frees -= 1;
+                let operation = Operation::free(key, to_item(last.table.row(key)?), clocks(state.ticks, false))?;
+                let operator = state.add(String::new(), Phase::Left, false);
+                self.operate(&mut state, operator, operation, None);
+            }
+            Action::Deletes(key) => {
+                state.left.deletions -= 1;
+                self.reach("deleted by TTL");
+                state.table.remove(key);
             }
         }
         self.check(&mut state);
@@ -467,45 +877,6 @@ impl Model for World {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![
-            Property::always(PROPERTIES[0], |_, state: &State| !state.broken.contains(PROPERTIES[0])),
-            Property::always(PROPERTIES[1], |_, state: &State| !state.broken.contains(PROPERTIES[1])),
-            Property::always(PROPERTIES[2], |_, state: &State| !state.broken.contains(PROPERTIES[2])),
-            Property::always(PROPERTIES[3], |_, state: &State| !state.broken.contains(PROPERTIES[3])),
-            Property::sometimes(EVENTS[0], |_, state: &State| state.seen.contains(EVENTS[0])),
-            Property::sometimes(EVENTS[3], |_, state: &State| state.seen.contains(EVENTS[3])),
-            Property::sometimes(EVENTS[4], |_, state: &State| state.seen.contains(EVENTS[4])),
-        ]
-    }
-}
-
-impl State {
-    /// What tells states apart.
-    fn shown(&self) -> String {
-        let late: BTreeSet<_> = self.late.iter().map(|message| &message.text).collect();
-        format!(
-            "{} {:?} {:?} {:?} {} {} {:?}",
-            self.ticks, self.table, self.clients, late, self.unanswered, self.deaths, self.broken
-        )
-    }
-}
-
-impl fmt::Debug for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown())
-    }
-}
-
-impl PartialEq for State {
-    fn eq(&self, other: &Self) -> bool {
-        self.shown() == other.shown()
-    }
-}
-
-impl Eq for State {}
-
-impl Hash for State {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.shown().hash(state);
+        vec![Property::always("the protocol holds", |_, state: &State| state.broken.is_none())]
     }
 }

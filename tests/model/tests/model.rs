@@ -1,42 +1,170 @@
 //! The protocol has no counterexample within the bounds of the model, and each mistake has one.
 
-use lambda_lock_model::{Bounds, Mistake, Subject, check};
+use std::time::Instant;
 
-const BOUNDS: Bounds = Bounds { clients: 2, ticks: 4, unanswered: 2, deaths: 1, states: 20_000 };
+use lambda_lock_model::{Before, Bounds, Mistake, Subject, check};
 
-fn assert_no_counterexample(subject: Subject) {
-    let report = check(subject, BOUNDS, None);
-    println!("{subject:?}: {} states; {:?}", report.states, report.reached);
-    assert_eq!(report.broken, None);
+/// Searches everything within these bounds, in which these events happen.
+#[track_caller]
+fn assert_no_counterexample(subject: Subject, bounds: Bounds, events: &[&str]) {
+    let began = Instant::now();
+    let report = check(subject, bounds, None);
+    println!("{subject:?}: {} states in {:?}; {:?}", report.states, began.elapsed(), report.reached);
+    assert_eq!(report.broken, None, "{subject:?}");
+    assert!(report.is_complete, "{subject:?}: more than {} states", report.states);
+    for event in events {
+        assert!(report.reached.contains(event), "{subject:?}: `{event}` does not happen");
+    }
 }
 
 #[test]
 fn a_key_has_no_counterexample() {
-    assert_no_counterexample(Subject::Key);
+    let bounds = Bounds { unanswered: 1, deaths: 1, ..Bounds::default() };
+    assert_no_counterexample(Subject::Key, bounds, &["arrived late", "asked again at once", "release"]);
+    let bounds = Bounds { unanswered: 1, attempts: 2, ..Bounds::default() };
+    assert_no_counterexample(Subject::Key, bounds, &["acquired after a lost answer", "found a free place", "withdraw"]);
 }
 
 #[test]
-fn a_key_of_an_identity_has_no_counterexample() {
-    assert_no_counterexample(Subject::KeyOfIdentity);
+fn attempts_of_one_acquire_have_no_counterexample() {
+    let bounds = Bounds { clients: 1, unanswered: 2, attempts: 3, ..Bounds::default() };
+    for subject in [Subject::Key, Subject::Keys, Subject::Permits(1, 1)] {
+        assert_no_counterexample(subject, bounds, &["acquired after a lost answer", "arrived late", "withdraw"]);
+    }
+}
+
+#[test]
+fn clocks_that_step_have_no_counterexample() {
+    let bounds = Bounds { steps: 1, deaths: 1, ticks: 2, ..Bounds::default() };
+    assert_no_counterexample(Subject::Key, bounds, &["a clock stepped", "arrived late"]);
+}
+
+#[test]
+fn an_identity_has_no_counterexample() {
+    let events = ["taken over", "asked again at once", "found a free place"];
+    let bounds = Bounds { unanswered: 1, ..Bounds::default() };
+    assert_no_counterexample(Subject::PermitsOfIdentity(1, 1), bounds, &events);
+    assert_no_counterexample(Subject::KeyOfIdentity, Bounds { attempts: 2, ..bounds }, &events);
+}
+
+#[test]
+fn several_acquires_of_an_identity_have_no_counterexample() {
+    assert_no_counterexample(Subject::KeyOfIdentity, Bounds { clients: 3, ..Bounds::default() }, &["taken over"]);
+}
+
+#[test]
+fn several_keys_have_no_counterexample() {
+    let bounds = Bounds { unanswered: 1, deaths: 1, ..Bounds::default() };
+    assert_no_counterexample(Subject::Keys, bounds, &["several keys acquired", "arrived late", "withdraw"]);
+}
+
+#[test]
+fn records_have_no_counterexample() {
+    let bounds = Bounds { deaths: 1, ticks: 3, ..Bounds::default() };
+    assert_no_counterexample(Subject::Record, bounds, &["complete", "replayed", "arrived late"]);
+    assert_no_counterexample(Subject::UnfinishedRecord, bounds, &["complete", "replayed", "release"]);
+}
+
+#[test]
+fn runs_of_another_library_have_no_counterexample() {
+    for before in [Before::Foreign, Before::ForeignInSeconds] {
+        let bounds = Bounds { before, unanswered: 1, ticks: 3, ..Bounds::default() };
+        assert_no_counterexample(Subject::Record, bounds, &["taken from another library", "withdraw", "arrived late"]);
+    }
 }
 
 #[test]
 fn permits_have_no_counterexample() {
-    assert_no_counterexample(Subject::Permits(1));
-    assert_no_counterexample(Subject::PermitsOfIdentity(1));
+    let bounds = Bounds { unanswered: 1, deaths: 1, ..Bounds::default() };
+    assert_no_counterexample(Subject::Permits(1, 1), bounds, &["arrived late", "asked again at once", "withdraw"]);
+}
+
+#[test]
+fn clients_that_count_different_permits_have_no_counterexample() {
+    let bounds = Bounds { clients: 3, ..Bounds::default() };
+    let event = "refused by more permits than there should be";
+    assert_no_counterexample(Subject::Permits(2, 1), bounds, &[event, "several permits freed at once"]);
+    assert_no_counterexample(Subject::Permits(1, 2), bounds, &[event]);
+}
+
+#[test]
+fn minimum_holds_have_no_counterexample() {
+    let bounds = Bounds { holds: true, unanswered: 1, ..Bounds::default() };
+    for subject in [Subject::Key, Subject::Permits(1, 1)] {
+        assert_no_counterexample(subject, bounds, &["released, and held for a minimum time"]);
+    }
+}
+
+#[test]
+fn tickets_have_no_counterexample() {
+    let events = ["renew", "resume", "renew by ticket", "release by ticket"];
+    for subject in [Subject::Key, Subject::Permits(1, 1)] {
+        let bounds = Bounds { handovers: 1, renewals: 1, lease: 2, ..Bounds::default() };
+        assert_no_counterexample(subject, bounds, &events);
+        let bounds = Bounds { clients: 1, unanswered: 2, attempts: 3, renewals: 0, ..bounds };
+        assert_no_counterexample(subject, bounds, &["arrived late", "acquired after a lost answer", "resume"]);
+    }
+}
+
+#[test]
+fn freeing_by_an_operator_has_no_counterexample() {
+    for subject in [Subject::Key, Subject::Permits(1, 1)] {
+        let bounds = Bounds { frees: 1, deaths: 1, ..Bounds::default() };
+        assert_no_counterexample(subject, bounds, &["freed by an operator", "arrived late"]);
+        let bounds = Bounds { clients: 1, unanswered: 1, attempts: 2, ..bounds };
+        assert_no_counterexample(subject, bounds, &["freed by an operator", "arrived late", "free"]);
+    }
+}
+
+#[test]
+fn deletions_by_ttl_have_no_counterexample() {
+    let bounds = Bounds { before: Before::Old, deletions: 1, unanswered: 1, ..Bounds::default() };
+    assert_no_counterexample(Subject::Key, bounds, &["deleted by TTL", "arrived late", "withdraw"]);
 }
 
 #[test]
 fn every_mistake_has_a_counterexample() {
-    for (mistake, subject, clients) in [
-        (Mistake::EndIgnored, Subject::Key, 2),
-        (Mistake::NumbersIgnored, Subject::Key, 1),
-        (Mistake::ReleaseWithoutNumber, Subject::Key, 1),
-        (Mistake::ReleaseWithoutNumber, Subject::Permits(1), 1),
-        (Mistake::WithdrawalIgnored, Subject::Permits(1), 1),
+    let (key, permit) = (Subject::Key, Subject::Permits(1, 1));
+    let any = Bounds::default();
+    let alone = Bounds { clients: 1, unanswered: 2, attempts: 3, ..any };
+    let freed = Bounds { frees: 1, ..any };
+    let freed_after_death = Bounds { clients: 1, deaths: 1, unanswered: 1, attempts: 2, ..freed };
+    let handed_over = Bounds { handovers: 1, lease: 2, ..alone };
+    let later = Bounds { ticks: 3, unanswered: 1, ..any };
+    let three = Bounds { clients: 3, ..any };
+    let renewed = Bounds { renewals: 1, ..any };
+    for (mistake, subject, bounds) in [
+        (Mistake::NumbersIgnored, key, alone),
+        (Mistake::WithdrawalIgnored, permit, alone),
+        (Mistake::EndIgnored, key, any),
+        (Mistake::CountIgnored, Subject::Permits(2, 2), three),
+        (Mistake::WindowIgnored, Subject::Record, later),
+        (Mistake::EndedUnread, permit, renewed),
+        (Mistake::NumberNotRaised, key, any),
+        (Mistake::TakeoverUnread, Subject::KeyOfIdentity, three),
+        (Mistake::TakeoverUnread, Subject::PermitsOfIdentity(1, 1), three),
+        (Mistake::FenceOfClock, Subject::Permits(2, 2), any),
+        (Mistake::ReleaseWithoutNumber, key, alone),
+        (Mistake::ReleaseWithoutNumber, permit, alone),
+        (Mistake::ReleaseWithoutClock, key, Bounds { deaths: 1, ticks: 2, ..any }),
+        (Mistake::TicketWithoutNumbers, key, handed_over),
+        (Mistake::TicketWithoutNumbers, permit, handed_over),
+        (Mistake::SequenceIgnored, key, handed_over),
+        (Mistake::SequenceIgnored, permit, handed_over),
+        (Mistake::WithdrawalEnds, Subject::Record, Bounds { before: Before::Foreign, ..later }),
+        (Mistake::WithdrawalExpires, key, Bounds { before: Before::Old, deletions: 1, unanswered: 1, ..any }),
+        (Mistake::WithdrawalUnnumbered, key, alone),
+        (Mistake::WithdrawalUnnumbered, permit, alone),
+        (Mistake::WithdrawalOfOneKey, Subject::Keys, Bounds { unanswered: 1, ..any }),
+        (Mistake::FreeingSetsBack, permit, freed_after_death),
+        (Mistake::FreeingWithoutNumbers, key, freed_after_death),
+        (Mistake::FreeingWithoutNumbers, permit, freed_after_death),
+        (Mistake::FreeingUnread, key, freed),
+        (Mistake::FreeingUnread, permit, freed),
     ] {
-        let report = check(subject, Bounds { clients, ..BOUNDS }, Some(mistake));
-        println!("{mistake:?}: {} states: {:?}", report.states, report.broken);
-        assert!(report.broken.is_some(), "{mistake:?} was not found");
+        let began = Instant::now();
+        let report = check(subject, bounds, Some(mistake));
+        println!("{mistake:?}: {} states in {:?}: {:?}", report.states, began.elapsed(), report.broken);
+        assert!(report.broken.is_some(), "{mistake:?} was not found for {subject:?}");
     }
 }
