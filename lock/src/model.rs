@@ -1,94 +1,21 @@
 //! The protocol without a network and without clocks of its own: what the model in the tests drives. It is no part of the API,
 //! and changes without notice.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::pin::pin;
-use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::AttributeValue;
-use tokio::time::Instant;
-
-use crate::clock::{Lease, Moment, millis, monotonic};
+use crate::clock::{Lease, Moment, millis};
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
 use crate::lock::asking::{Asking, Ended, Event, Step as Next};
 use crate::lock::{Acquire, Continuation, Locks, Ticket};
 use crate::row::{
-    Acquisition, Answer, Kind, Outcome, RecordClaim, Release, Released, Renewed, Table, Write, holder_of,
+    Acquisition, Kind, Outcome, RecordClaim, Release, Released, Renewed, SCRIPT, Script, Table, answer, holder_of,
+    requests,
 };
-
-/// A row, as DynamoDB has it.
-pub type Item = HashMap<String, AttributeValue>;
-
-/// A request to update one row, or one of a transaction.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Request {
-    /// The key of the row.
-    pub key: String,
-    /// The texts, with their placeholders.
-    pub update: Option<String>,
-    /// The same.
-    pub condition: Option<String>,
-    /// What the placeholders for names stand for.
-    pub names: HashMap<String, String>,
-    /// What the placeholders for values stand for.
-    pub values: HashMap<String, AttributeValue>,
-}
-
-/// What the table answers to the requests of a transaction, or to one.
-#[derive(Clone, Debug)]
-pub enum Reply {
-    /// All were applied. Of several, the row of the last one does not matter: a transaction returns none.
-    Applied {
-        /// The row as it was before.
-        before: Option<Item>,
-        /// The row as it is now.
-        after: Item,
-    },
-    /// None was applied: for each whose condition was not met, the row if there is one.
-    Refused(Vec<Option<Option<Item>>>),
-}
-
-/// What the clocks of a host show.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Clocks {
-    /// The time since the Unix epoch.
-    pub wall: Duration,
-    /// The time since the model began.
-    pub monotonic: Duration,
-}
-
-impl Clocks {
-    fn moment(self) -> Moment {
-        static START: OnceLock<Instant> = OnceLock::new();
-        // The time of the model, not that of the process, tells whether a lease has ended.
-        let start = *START.get_or_init(|| monotonic() + Duration::from_hours(24));
-        Moment { wall: self.wall, monotonic: start + self.monotonic }
-    }
-}
-
-fn requests(write: &Write<'_>) -> Vec<Request> {
-    let rendered = write.rendered().map(|(key, (update, condition, names, values))| Request {
-        key: key.to_owned(),
-        update,
-        condition,
-        names: names.unwrap_or_default(),
-        values: values.unwrap_or_default(),
-    });
-    rendered.collect()
-}
-
-fn answer(write: &Write<'_>, reply: Reply) -> Answer {
-    match reply {
-        Reply::Applied { before, after } => Answer::Applied(write.returned(before, after)),
-        Reply::Refused(rows) => Answer::refused_by(write.keys().map(str::to_owned).zip(rows)),
-    }
-}
+pub use crate::row::{Clocks, Item, Reply, Request};
 
 /// The acquire of a record of idempotency. With `reject_unfinished`, a run that did not finish is refused for so long.
 #[must_use]
@@ -290,34 +217,6 @@ pub enum Done {
     Held(Held),
     /// The lock of the ticket is held until this time.
     Renewed(Ticket, Duration),
-}
-
-/// What the requests of an operation that runs in this thread are answered.
-struct Script {
-    answers: VecDeque<(Reply, Clocks)>,
-    now: Clocks,
-    sends: Vec<Request>,
-}
-
-thread_local! {
-    static SCRIPT: RefCell<Option<Script>> = const { RefCell::new(None) };
-}
-
-/// Answers a request if an operation of the model sends it. It waits forever for an answer that there is not yet.
-pub(crate) async fn answer_to(write: &Write<'_>) -> Option<Answer> {
-    let answer = SCRIPT.with_borrow_mut(|script| {
-        let script = script.as_mut()?;
-        let Some((reply, now)) = script.answers.pop_front() else {
-            script.sends = requests(write);
-            return Some(None);
-        };
-        script.now = now;
-        Some(Some(answer(write, reply)))
-    });
-    match answer? {
-        Some(answer) => Some(answer),
-        None => std::future::pending().await,
-    }
 }
 
 impl Operation {

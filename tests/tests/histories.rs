@@ -187,7 +187,7 @@ histories_of! {
 fn no_mistake_in_the_queue_breaks_a_guarantee() {
     for mutation in Mutation::QUEUE {
         println!("{mutation:?}");
-        assert_guarantees_hold(if is_long() { 100 } else { 20 }, |seed| history::run(seed, Some(mutation)));
+        assert_guarantees_hold(if is_long() { 50 } else { 10 }, |seed| history::run(seed, Some(mutation)));
     }
 }
 

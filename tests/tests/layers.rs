@@ -30,6 +30,8 @@ const CRATE: &[&str] = &[
     "row/semaphore",
     "row/read",
     "row/write",
+    "row/script",
+    "row/repeat",
     "row/claim",
     "row/place",
     "row/record_claim",

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `names`, `attribute`, `semaphore`, `read` | how a row is read |
 //! | `place` | the protocol: each condition and each update |
-//! | `expression`, `table`, `write` | how a request is rendered and sent |
+//! | `expression`, `table`, `write`, `repeat` | how a request is rendered and sent |
 //! | `kind`, `claim`; `record_claim` and `record` for idempotency | what is claimed |
 //! | `acquire`, `hold`, `ticket` | the requests of an owner, and what their answers say |
 //! | `join`, `reserve`, `free`, `probe` | the requests of waiters, operators and checks |
@@ -46,7 +46,10 @@ mod read;
 mod record;
 #[cfg(feature = "idempotency")]
 mod record_claim;
+mod repeat;
 mod reserve;
+#[cfg(feature = "model")]
+mod script;
 mod semaphore;
 mod table;
 mod ticket;
@@ -67,6 +70,10 @@ pub(crate) use read::{Cursor, Page};
 pub(crate) use record::{Completed, Outcome};
 #[cfg(feature = "idempotency")]
 pub(crate) use record_claim::RecordClaim;
+#[cfg(feature = "model")]
+pub use script::{Clocks, Item, Reply, Request};
+#[cfg(feature = "model")]
+pub(crate) use script::{SCRIPT, Script, answer, requests};
 pub(crate) use table::{Table, in_time, is_same_table};
 pub(crate) use ticket::{Handover, Resumed};
 pub(crate) use write::{Answer, Write};

@@ -1,8 +1,7 @@
-//! Sending updates: one, or several that are applied together, once or until DynamoDB answers.
+//! Sending updates once: one, or several that are applied together.
 
 #[cfg(feature = "model")]
 use std::collections::HashMap;
-use std::time::Duration;
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata as _, SdkError};
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
@@ -12,25 +11,13 @@ use aws_sdk_dynamodb::types::{
     self, CancellationReason, ConditionCheck, ReturnValuesOnConditionCheckFailure as OnRefusal, TransactWriteItem,
 };
 use futures_util::future::BoxFuture;
-use tokio::time::error::Elapsed;
-use tokio::time::{sleep, timeout};
 
 use super::expression::{Condition, Rendered, Update};
 use super::read::{Row, Unreadable};
 use super::table::{Item, Table};
 use crate::client::SdkAttempts;
-use crate::error::{Cause, Error, ErrorKind, ONE_KEY_INSTEAD, cause_of_invalid};
-use crate::limits::REQUEST_TIMEOUT;
-use crate::random;
+use crate::error::{Cause, Error, ONE_KEY_INSTEAD, cause_of_invalid};
 use crate::text::printable;
-
-/// The delay before a request of a holder that was prevented is sent again, at most. It doubles each time.
-const FIRST_DELAY: Duration = Duration::from_millis(20);
-const LONGEST_DELAY: Duration = Duration::from_millis(500);
-/// The longest delay of one that is throttled, for so many tries. A key has one holder and many waiters, which are throttled
-/// as well: the holder asks more often than they do, because nobody gets the key before its release.
-const LONGEST_IF_THROTTLED: Duration = Duration::from_millis(40);
-const TRIES_IF_THROTTLED: u32 = 40;
 
 /// Updates that are applied together or not at all.
 #[derive(Clone, Debug)]
@@ -176,7 +163,7 @@ impl<'a> Write<'a> {
     }
 
     /// Returns the error of all keys.
-    fn error(&self, cause: Cause, table: &Table) -> Error {
+    pub(super) fn error(&self, cause: Cause, table: &Table) -> Error {
         let mut keys = self.keys();
         Error::new(cause, table.place(), keys.next().unwrap_or_default()).with_others(keys)
     }
@@ -189,50 +176,6 @@ impl<'a> From<Update<'a>> for Write<'a> {
 }
 
 impl Table {
-    /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another request on the row prevents it, for
-    /// up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
-    ///
-    /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
-    /// repeats no conflict with a transaction and no transaction that was cancelled because of throttling, and here no
-    /// throttled update and no conflict with a write of another region either.
-    pub(super) async fn write(
-        &self,
-        write: impl Into<Write<'_>>,
-        attempts: Option<&SdkAttempts>,
-    ) -> Result<Answer, Error> {
-        let write = write.into();
-        #[cfg(feature = "model")]
-        if let Some(answer) = crate::model::answer_to(&write).await {
-            return Ok(answer);
-        }
-        let attempts = attempts.cloned().unwrap_or_else(SdkAttempts::leaving_prevented);
-        let mut last = None;
-        let answered = async {
-            let mut delay = FIRST_DELAY;
-            let mut tries = 0_u32;
-            loop {
-                let answer = match self.write_once(&write, Some(&attempts)).await {
-                    Ok(Answer::Refused(Refused { prevented: Some(error), .. })) => Err(error),
-                    answer => answer,
-                };
-                match answer {
-                    Err(error) if error.is_prevented() => {
-                        let asks_often = error.kind() == ErrorKind::Throttled && tries < TRIES_IF_THROTTLED;
-                        delay = delay.min(if asks_often { LONGEST_IF_THROTTLED } else { LONGEST_DELAY });
-                        last = Some(error);
-                    }
-                    answer => return answer,
-                }
-                sleep(delay.mul_f64(random::unit())).await;
-                delay *= 2;
-                tries += 1;
-            }
-        };
-        let answer = timeout(REQUEST_TIMEOUT, Box::pin(answered)).await;
-        let unanswered = |elapsed: Elapsed| write.error(Cause::Unavailable, self).with_source(elapsed);
-        answer.unwrap_or_else(|elapsed| Err(last.unwrap_or_else(|| unanswered(elapsed))))
-    }
-
     /// Sends one write, without a limit of its time.
     pub(crate) async fn write_once(&self, write: &Write<'_>, attempts: Option<&SdkAttempts>) -> Result<Answer, Error> {
         match (write.transact, write.updates.first()) {

@@ -1,0 +1,69 @@
+//! The requests of holders, which are sent again while DynamoDB prevents them.
+
+use std::time::Duration;
+
+use tokio::time::error::Elapsed;
+use tokio::time::{sleep, timeout};
+
+#[cfg(feature = "model")]
+use super::script::answer_to;
+use super::table::Table;
+use super::write::{Answer, Refused, Write};
+use crate::client::SdkAttempts;
+use crate::error::{Cause, Error, ErrorKind};
+use crate::limits::REQUEST_TIMEOUT;
+use crate::random;
+
+/// The delay before a request of a holder that was prevented is sent again, at most. It doubles each time.
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const LONGEST_DELAY: Duration = Duration::from_millis(500);
+/// The longest delay of one that is throttled, for so many tries. A key has one holder and many waiters, which are throttled
+/// as well: the holder asks more often than they do, because nobody gets the key before its release.
+const LONGEST_IF_THROTTLED: Duration = Duration::from_millis(40);
+const TRIES_IF_THROTTLED: u32 = 40;
+
+impl Table {
+    /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another request on the row prevents it, for
+    /// up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
+    ///
+    /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
+    /// repeats no conflict with a transaction and no transaction that was cancelled because of throttling, and here no
+    /// throttled update and no conflict with a write of another region either.
+    pub(super) async fn write(
+        &self,
+        write: impl Into<Write<'_>>,
+        attempts: Option<&SdkAttempts>,
+    ) -> Result<Answer, Error> {
+        let write = write.into();
+        #[cfg(feature = "model")]
+        if let Some(answer) = answer_to(&write).await {
+            return Ok(answer);
+        }
+        let attempts = attempts.cloned().unwrap_or_else(SdkAttempts::leaving_prevented);
+        let mut last = None;
+        let answered = async {
+            let mut delay = FIRST_DELAY;
+            let mut tries = 0_u32;
+            loop {
+                let answer = match self.write_once(&write, Some(&attempts)).await {
+                    Ok(Answer::Refused(Refused { prevented: Some(error), .. })) => Err(error),
+                    answer => answer,
+                };
+                match answer {
+                    Err(error) if error.is_prevented() => {
+                        let asks_often = error.kind() == ErrorKind::Throttled && tries < TRIES_IF_THROTTLED;
+                        delay = delay.min(if asks_often { LONGEST_IF_THROTTLED } else { LONGEST_DELAY });
+                        last = Some(error);
+                    }
+                    answer => return answer,
+                }
+                sleep(delay.mul_f64(random::unit())).await;
+                delay *= 2;
+                tries += 1;
+            }
+        };
+        let answer = timeout(REQUEST_TIMEOUT, Box::pin(answered)).await;
+        let unanswered = |elapsed: Elapsed| write.error(Cause::Unavailable, self).with_source(elapsed);
+        answer.unwrap_or_else(|elapsed| Err(last.unwrap_or_else(|| unanswered(elapsed))))
+    }
+}
