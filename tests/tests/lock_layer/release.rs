@@ -164,7 +164,7 @@ async fn a_call_dropped_while_its_handler_runs_releases_in_the_background() {
 #[tokio::test]
 async fn a_call_dropped_during_its_request_releases_in_the_background() {
     let world = World::new().await;
-    let slow = Duration::from_millis(500);
+    let slow = Duration::from_millis(300);
     let host = world.host().faults(Faults::seeded(1).latency(slow..slow)).build();
     let service = LockLayer::new(world.locks(&host).build().unwrap()).layer(service_fn(done::<()>));
     let call = tokio::spawn(service.oneshot(invocation(&host, ())));
