@@ -8,7 +8,10 @@ use std::time::{Duration, UNIX_EPOCH};
 use aws_durable_execution_sdk::{BoxError, DurableContext, InvocationPayload, Options, wrap};
 use aws_sdk_lambda::config::retry::RetryConfig;
 use aws_sdk_lambda::config::{BehaviorVersion, Credentials, Region};
-use aws_smithy_http_client::test_util::infallible_client_fn;
+use aws_smithy_runtime_api::client::http::{HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn};
+use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
+use aws_smithy_types::body::SdkBody;
+use http::Uri;
 use lambda_lock::embedded::{DynamoDb, Host};
 use lambda_runtime::{Context, LambdaEvent};
 use serde_json::{Value, json};
@@ -120,19 +123,13 @@ impl Service {
         F: Fn(Value, DurableContext) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Value, BoxError>> + Send,
     {
-        let service = self.clone();
-        let http_client = infallible_client_fn(move |request| {
-            let body = request.body().bytes().unwrap_or_default();
-            let answer = service.answer(request.uri().path(), body);
-            let status = if answer.is_some() { 200 } else { 500 };
-            http::Response::builder().status(status).body(serde_json::to_vec(&answer).unwrap()).unwrap()
-        });
+        let service = SharedHttpConnector::new(self.clone());
         let config = aws_sdk_lambda::Config::builder()
             .behavior_version(BehaviorVersion::latest())
             .credentials_provider(Credentials::for_tests())
             .region(Region::new("eu-west-1"))
             .retry_config(RetryConfig::disabled())
-            .http_client(http_client);
+            .http_client(http_client_fn(move |_, _| service.clone()));
         let client = aws_sdk_lambda::Client::from_conf(config.build());
         let function = wrap(handler, Options::builder().lambda_client(client).build().unwrap());
         let mut invocations = 0;
@@ -176,6 +173,16 @@ impl Service {
             "InitialExecutionState": { "Operations": operations },
         });
         serde_json::from_value(invocation).unwrap()
+    }
+}
+
+impl HttpConnector for Service {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let path = Uri::try_from(request.uri()).unwrap().path().to_owned();
+        let answer = self.answer(&path, request.body().bytes().unwrap_or_default());
+        let status = if answer.is_some() { 200 } else { 500 };
+        let body = SdkBody::from(serde_json::to_vec(&answer).unwrap());
+        HttpConnectorFuture::ready(Ok(HttpResponse::new(status.try_into().unwrap(), body)))
     }
 }
 
