@@ -174,13 +174,13 @@ macro_rules! histories_of {
 }
 
 histories_of! {
-    locks: 700 of history::run, [&Mutation::LOCK[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
-    records: 400 of idempotency_history::run, idempotency_history::MUTATIONS;
-    queues: 400 of queue_history::run, queue_history::MUTATIONS;
-    shards: 400 of stream_history::run, stream_history::MUTATIONS;
-    semaphores: 300 of semaphore_history::run, [&semaphore_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
-    sets: 300 of several_history::run, [&several_history::MUTATIONS[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
-    shared: 300 of shared_history::run, [&shared_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
+    locks: 400 of history::run, [&Mutation::LOCK[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
+    records: 250 of idempotency_history::run, idempotency_history::MUTATIONS;
+    queues: 250 of queue_history::run, queue_history::MUTATIONS;
+    shards: 250 of stream_history::run, stream_history::MUTATIONS;
+    semaphores: 200 of semaphore_history::run, [&semaphore_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
+    sets: 200 of several_history::run, [&several_history::MUTATIONS[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
+    shared: 200 of shared_history::run, [&shared_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn no_mistake_in_the_queue_breaks_a_guarantee() {
 }
 
 /// How many operations a long run has on one row, in a long search and in a short one.
-const OPERATIONS: (usize, usize) = (10_000, 500);
+const OPERATIONS: (usize, usize) = (5_000, 500);
 
 #[test]
 fn a_row_stays_small_over_a_long_run() {
