@@ -24,7 +24,7 @@ pub const MUTATIONS: [Mutation; 14] = [
     Mutation {
         name: "complete without the owner check",
         breaks: "(v)",
-        first_seed: 187,
+        first_seed: 295,
         request: |request| unread(request, Purpose::Complete),
         ..Mutation::NONE
     },
@@ -69,6 +69,7 @@ pub const MUTATIONS: [Mutation; 14] = [
     Mutation {
         name: "completion not conditional in the transaction",
         breaks: "(iv)",
+        first_seed: 18,
         request: transaction_without_condition,
         ..Mutation::NONE
     },

@@ -34,6 +34,7 @@ pub const MUTATIONS: [Mutation; 16] = [
     Mutation {
         name: "acquire ignores a withdrawal",
         breaks: "(h)",
+        first_seed: 56,
         request: |request| request.items_for(Purpose::Acquire).for_each(|acquire| acquire.ignore("withdrawn")),
         ..Mutation::NONE
     },
@@ -83,6 +84,7 @@ pub const MUTATIONS: [Mutation; 16] = [
     Mutation {
         name: "a release for an identity does not read whose key it is",
         breaks: "(k)",
+        first_seed: 26,
         request: |request| freed_unread(request, "owner"),
         ..Mutation::NONE
     },

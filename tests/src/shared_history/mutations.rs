@@ -32,6 +32,7 @@ pub const MUTATIONS: [Mutation; 4] = [
     Mutation {
         name: "a release by force does not read whose key it is",
         breaks: "seen this acquisition",
+        first_seed: 94,
         request: |request| forced_unread(request, &["owner", "fence"]),
         ..Mutation::NONE
     },

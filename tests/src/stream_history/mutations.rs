@@ -69,6 +69,7 @@ pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "the batch goes on after its first failure",
         breaks: "begun after a failure",
+        first_seed: 43,
         ignores_stop: true,
         ..Mutation::NONE
     },
