@@ -41,7 +41,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 26] = [
+    pub const LOCK: [Self; 25] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", is_common: true, answer: foreign_nonce, ..Self::NONE },
         Self {
             name: "release without the owner check",
@@ -50,7 +50,6 @@ impl Mutation {
             request: release_without_owner,
             ..Self::NONE
         },
-        Self { name: "a release leaves no number", breaks: "(e)", request: release_leaves_number, ..Self::NONE },
         Self { name: "acquire ignores the lease's end", breaks: "(a)", request: acquire_ignores_end, ..Self::NONE },
         Self { name: "clock skew not added", breaks: "(a)", request: no_skew, ..Self::NONE },
         Self { name: "renew without condition", breaks: "(e)", request: renew_without_condition, ..Self::NONE },
@@ -249,14 +248,6 @@ fn release_without_owner(request: &mut Request) {
         release.loosen("owner");
         release.loosen("fence");
         release.ignore("sequence");
-    }
-}
-
-/// The row is free as before the hold.
-fn release_leaves_number(request: &mut Request) {
-    if let Some(release) = request.update_for(Purpose::Release) {
-        release.update.set.retain(|(path, _)| !["fence", "released"].contains(&path.name()));
-        release.update.remove.push(Path::attribute("owner"));
     }
 }
 

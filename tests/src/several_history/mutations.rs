@@ -2,12 +2,12 @@ use lambda_lock::embedded::Answer;
 use serde_json::json;
 
 use crate::history::Mutation;
-use crate::history::mutation::{forced_unread, freed_unread, identity_unread, skew_in, takeover_leaves};
+use crate::history::mutation::{forced_unread, freed_unread, identity_unread, skew_in};
 use crate::request::expression::{Comparison, Operand};
 use crate::request::{LEASE_END, Purpose, Request};
 
 /// Deliberate mistakes in the protocol of several keys, which the histories must catch.
-pub const MUTATIONS: [Mutation; 16] = [
+pub const MUTATIONS: [Mutation; 15] = [
     Mutation {
         name: "half of the keys are taken",
         breaks: "(i)",
@@ -73,12 +73,6 @@ pub const MUTATIONS: [Mutation; 16] = [
         name: "a takeover does not read whose keys it saw",
         breaks: "(k)",
         request: identity_unread,
-        ..Mutation::NONE
-    },
-    Mutation {
-        name: "a takeover leaves the owner of the earlier holder",
-        breaks: "(e)",
-        request: |request| takeover_leaves(request, "owner"),
         ..Mutation::NONE
     },
     Mutation {
