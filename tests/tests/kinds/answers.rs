@@ -4,7 +4,7 @@ use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::HideRows;
 
-use crate::subject::{Ability, Subject, is_excepted};
+use crate::subject::Subject;
 use crate::{LEASE, acquired, assert_free, assert_held, assert_withdrawn, rows};
 
 pub(crate) async fn an_acquire_whose_answer_was_lost_succeeds<S: Subject>() {
@@ -69,9 +69,6 @@ pub(crate) async fn an_acquire_that_was_not_answered_frees_the_key<S: Subject>()
 }
 
 pub(crate) async fn a_release_that_was_not_answered_is_repeated_after_the_next_acquire<S: Subject>() {
-    if is_excepted::<S>(Ability::RepeatRelease) {
-        return;
-    }
     let world = World::new().await;
     let host = world.host().intercept(S::lose_answers(2..=4)).build();
     let mut held: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;

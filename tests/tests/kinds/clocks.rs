@@ -6,7 +6,7 @@ use lambda_lock::Locks;
 use lambda_lock_tests::World;
 
 use crate::late::free_by_force;
-use crate::subject::{Ability, Subject, is_excepted};
+use crate::subject::Subject;
 use crate::{AFTER_THE_LEASE, LEASE, acquired, ahead, assert_free, assert_refused, host};
 
 pub(crate) async fn others_wait_until_the_lease_and_the_skew_are_over<S: Subject>() {
@@ -55,9 +55,6 @@ pub(crate) async fn a_free_key_refuses_an_acquire_at_most_once_after_a_clock_tha
 }
 
 pub(crate) async fn a_ticket_frees_what_a_clock_an_hour_ahead_has_acquired<S: Subject>() {
-    if is_excepted::<S>(Ability::HandOver) {
-        return;
-    }
     let world = World::new().await;
     let held: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
     world.default_locks().release_ticket(&held.into_ticket()).await.unwrap();

@@ -9,7 +9,7 @@ use lambda_lock::Locks;
 use lambda_lock::embedded::{Faults, HostBuilder};
 use lambda_lock_tests::World;
 
-use crate::subject::{Ability, Subject, is_excepted};
+use crate::subject::Subject;
 use crate::{LEASE, acquired, assert_free};
 
 /// Polls a future at most so many times, then drops it.
@@ -77,9 +77,6 @@ pub(crate) async fn a_lock_whose_renewal_is_dropped_at_any_await_can_be_released
 }
 
 pub(crate) async fn a_release_that_is_dropped_at_any_await_frees_the_key_with_the_lock<S: Subject>() {
-    if is_excepted::<S>(Ability::ReleaseOnDrop) {
-        return;
-    }
     for times in 1..MOST {
         let world = World::new().await;
         let locks = slow_locks(&world, |host| host);
@@ -97,9 +94,6 @@ pub(crate) async fn a_release_that_is_dropped_at_any_await_frees_the_key_with_th
 }
 
 pub(crate) async fn a_lock_that_is_dropped_frees_the_key<S: Subject>() {
-    if is_excepted::<S>(Ability::ReleaseOnDrop) {
-        return;
-    }
     let world = World::new().await;
     let locks = world.default_locks();
     drop(acquired::<S>(&locks).await);

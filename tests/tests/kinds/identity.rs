@@ -12,7 +12,7 @@ use tokio::join;
 use tokio::time::{sleep, timeout};
 
 use crate::late::{assert_withdrawn_by_a_clock_set_back, free_by_force};
-use crate::subject::{Ability, Subject, is_excepted};
+use crate::subject::Subject;
 use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_free, assert_held, assert_withdrawn, at_pauses, rows};
 
 const IDENTITY: &str = "execution 1";
@@ -28,9 +28,6 @@ fn assert_larger(fences: &[u64], before: &[u64]) {
 }
 
 pub(crate) async fn a_later_acquire_of_the_identity_takes_over<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let mut earlier: S = acquired(&world.default_locks()).await;
     let mut lock: S = acquired(&world.default_locks()).await;
@@ -44,9 +41,6 @@ pub(crate) async fn a_later_acquire_of_the_identity_takes_over<S: Subject>() {
 }
 
 pub(crate) async fn another_identity_is_refused<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let mut lock: S = acquired(&world.default_locks()).await;
     for other in ["execution 2", "execution", "execution 10", "11#execution 1"] {
@@ -62,9 +56,6 @@ pub(crate) async fn another_identity_is_refused<S: Subject>() {
 }
 
 pub(crate) async fn an_identity_acquires_again_after_its_release_and_after_its_lease<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let mut first: S = acquired(&world.default_locks()).await;
     first.release().await.unwrap();
@@ -77,9 +68,6 @@ pub(crate) async fn an_identity_acquires_again_after_its_release_and_after_its_l
 }
 
 pub(crate) async fn a_takeover_that_is_never_answered_keeps_the_lock<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let earlier: S = acquired(&world.default_locks()).await;
     let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(S::lose_answers(1..=100)).build();
@@ -93,9 +81,6 @@ pub(crate) async fn a_takeover_that_is_never_answered_keeps_the_lock<S: Subject>
 }
 
 pub(crate) async fn a_takeover_whose_answer_was_lost_succeeds<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     for lost in 1..=3 {
         let world = World::new().await;
         let earlier: S = acquired(&world.default_locks()).await;
@@ -107,9 +92,6 @@ pub(crate) async fn a_takeover_whose_answer_was_lost_succeeds<S: Subject>() {
 }
 
 pub(crate) async fn a_takeover_of_what_the_identity_has_not_is_lost<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let assert_lost = async || {
         let before = rows::<S>(&world).await;
@@ -137,9 +119,6 @@ pub(crate) async fn a_takeover_of_what_the_identity_has_not_is_lost<S: Subject>(
 }
 
 pub(crate) async fn a_takeover_has_a_larger_fence<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let mut earlier: S = acquired(&world.default_locks()).await;
     let mut lock =
@@ -152,9 +131,6 @@ pub(crate) async fn a_takeover_has_a_larger_fence<S: Subject>() {
 }
 
 pub(crate) async fn an_acquire_by_an_earlier_clock_takes_over<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     for is_takeover in [false, true] {
         let world = World::new().await;
         let mut earlier: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
@@ -169,9 +145,6 @@ pub(crate) async fn an_acquire_by_an_earlier_clock_takes_over<S: Subject>() {
 }
 
 pub(crate) async fn an_acquire_by_an_earlier_clock_has_what_its_identity_has_released<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let mut first: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
     first.release().await.unwrap();
@@ -182,9 +155,6 @@ pub(crate) async fn an_acquire_by_an_earlier_clock_has_what_its_identity_has_rel
 }
 
 pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let (world, late) = (World::new().await, S::hold_back(1..=3));
     let first = world.host().intercept(late.clone()).build();
     let Err(error) =
@@ -200,7 +170,7 @@ pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: S
     assert!(!late.deliver(&world).await);
     assert_eq!(rows::<S>(&world).await, before);
     lock.release().await.unwrap();
-    if is_excepted::<S>(Ability::KeepTrace) {
+    if !S::LEAVES_TRACE {
         return;
     }
     let before = rows::<S>(&world).await;
@@ -212,9 +182,6 @@ pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: S
 /// The first attempt of the dead acquire has the lock. Its second attempt is late, and has a larger number than the later
 /// acquire, whose clock is behind.
 pub(crate) async fn a_late_attempt_of_a_dead_acquire_takes_nothing_over<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
     tokio::time::pause();
     let host = world.host().clock_ahead(Duration::from_millis(900));
@@ -235,9 +202,6 @@ pub(crate) async fn a_late_attempt_of_a_dead_acquire_takes_nothing_over<S: Subje
 /// The takeover ended without an answer, and its requests arrive late: while the earlier holder has the lock, and after its
 /// release.
 pub(crate) async fn a_late_takeover_that_was_withdrawn_takes_nothing<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     for is_takeover in [true, false] {
         let (world, late) = (World::new().await, S::hold_back(1..=3));
         let mut earlier: S = acquired(&world.default_locks()).await;
@@ -254,9 +218,6 @@ pub(crate) async fn a_late_takeover_that_was_withdrawn_takes_nothing<S: Subject>
 
 /// The earlier holder has crashed, and others have had the key since its lease. They have replaced what it left.
 pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let (world, late) = (World::new().await, S::hold_back(1..=3));
     let crashed: S = acquired(&world.default_locks()).await;
     let host = world.host().clock_ahead(AFTER_THE_LEASE + Duration::from_millis(900)).intercept(late.clone()).build();
@@ -285,9 +246,6 @@ async fn asked<S: Subject>(locks: &Locks, is_takeover: bool, wait: Option<Wait>)
 
 /// The answer to the release of the earlier holder is lost, so it is sent twice.
 pub(crate) async fn a_release_after_a_takeover_is_lost_whatever_was_answered<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let host = world.host().intercept(S::lose_answers(2..=2)).build();
     let mut earlier: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
@@ -299,9 +257,6 @@ pub(crate) async fn a_release_after_a_takeover_is_lost_whatever_was_answered<S: 
 
 /// The later holder has released the lock meanwhile.
 pub(crate) async fn a_release_after_a_takeover_and_its_release_is_lost_whatever_was_answered<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) || is_excepted::<S>(Ability::KeepTrace) {
-        return;
-    }
     let world = World::new().await;
     let host = world.host().intercept(S::lose_answers(2..=2)).build();
     let mut earlier: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
@@ -313,9 +268,6 @@ pub(crate) async fn a_release_after_a_takeover_and_its_release_is_lost_whatever_
 
 /// The later holder has crashed, and others have had the key since its lease, which was shorter.
 pub(crate) async fn a_release_after_a_takeover_and_its_lease_is_lost_whatever_was_answered<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) || is_excepted::<S>(Ability::KeepTrace) {
-        return;
-    }
     let world = World::new().await;
     let host = world.host().intercept(S::lose_answers(2..=2)).build();
     let mut earlier: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
@@ -331,9 +283,6 @@ pub(crate) async fn a_release_after_a_takeover_and_its_lease_is_lost_whatever_wa
 }
 
 pub(crate) async fn a_ticket_is_lost_after_a_takeover<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) || is_excepted::<S>(Ability::HandOver) {
-        return;
-    }
     let world = World::new().await;
     let ticket = acquired::<S>(&world.default_locks()).await.into_ticket();
     let mut lock: S = acquired(&world.default_locks()).await;
@@ -354,9 +303,6 @@ pub(crate) async fn a_ticket_is_lost_after_a_takeover<S: Subject>() {
 }
 
 pub(crate) async fn an_identity_frees_what_it_has_without_a_nonce<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let (world, late) = (World::new().await, S::hold_back(1..=2));
     let first = world.host().intercept(late.clone()).build();
     let mut stopped = S::acquire_for(&world.locks_with_quick_retries(&first).build().unwrap(), LEASE, IDENTITY, None)
@@ -375,9 +321,6 @@ pub(crate) async fn an_identity_frees_what_it_has_without_a_nonce<S: Subject>() 
 }
 
 pub(crate) async fn an_identity_frees_what_a_clock_an_hour_ahead_has_acquired<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let _held: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
     free_for_identity::<S>(&world.default_locks()).await;
@@ -385,9 +328,6 @@ pub(crate) async fn an_identity_frees_what_a_clock_an_hour_ahead_has_acquired<S:
 }
 
 pub(crate) async fn a_release_of_what_was_freed_for_the_identity_is_lost<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let mut stopped: S = acquired(&world.default_locks()).await;
     free_for_identity::<S>(&world.default_locks()).await;
@@ -398,9 +338,6 @@ pub(crate) async fn a_release_of_what_was_freed_for_the_identity_is_lost<S: Subj
 }
 
 pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeated<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let _held: S = acquired(&world.default_locks()).await;
     // The three of the SDK.
@@ -437,9 +374,6 @@ async fn freed_while_it_waits<S: Subject>(
 }
 
 pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_begins_anew<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     let crash = async {
@@ -456,9 +390,6 @@ pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_begins_anew<S: S
 }
 
 pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_is_refused_by_the_next_holder<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     let mut next: Option<S> = None;
@@ -511,9 +442,6 @@ async fn freed_before_a_late_attempt<S: Subject>(
 /// The clock of the next holder is behind, so that its own number would be smaller than that of the second attempt. It
 /// acquires before the third one, which learns of it.
 pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_holder<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     tokio::time::pause();
     for free in [Free::ForIdentity, Free::ByForce] {
         let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
@@ -532,9 +460,6 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_h
 /// The same after the end of the wait. The next holder may have the same identity, so that the second attempt could take its
 /// lock over.
 pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its_wait<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     tokio::time::pause();
     for case in 0..8 {
         let free = if case & 1 == 0 { Free::ForIdentity } else { Free::ByForce };
@@ -555,17 +480,11 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its
 }
 
 pub(crate) async fn a_late_acquire_takes_nothing_after_a_withdrawal_by_a_clock_set_back<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     assert_withdrawn_by_a_clock_set_back(async |locks: &Locks| S::acquire_for(locks, LEASE, IDENTITY, None).await)
         .await;
 }
 
 pub(crate) async fn a_late_acquire_that_was_freed_by_force_takes_nothing_after_the_next<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let (world, late) = (World::in_virtual_time().await, S::hold_back(1..=1));
     tokio::time::pause();
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
@@ -577,9 +496,6 @@ pub(crate) async fn a_late_acquire_that_was_freed_by_force_takes_nothing_after_t
 }
 
 pub(crate) async fn a_takeover_that_can_have_no_larger_fence_is_malformed<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::new().await;
     let _earlier: S = acquired(&world.default_locks()).await;
     for key in S::KEYS {
@@ -599,9 +515,6 @@ pub(crate) async fn a_takeover_that_can_have_no_larger_fence_is_malformed<S: Sub
 }
 
 pub(crate) async fn a_late_release_for_an_identity_frees_no_later_acquisition<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     // The first attempt of the SDK.
@@ -636,9 +549,6 @@ impl Intercept for Stale {
 }
 
 pub(crate) async fn a_release_of_what_the_identity_has_taken_over_meanwhile_frees_it<S: Subject>() {
-    if is_excepted::<S>(Ability::HaveIdentity) {
-        return;
-    }
     for key in S::KEYS {
         let world = World::new().await;
         let _first: S = acquired(&world.default_locks()).await;

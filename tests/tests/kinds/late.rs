@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::join;
 use tokio::time::sleep;
 
-use crate::subject::{Ability, Subject, is_excepted};
+use crate::subject::Subject;
 use crate::{
     AFTER_THE_LEASE, LEASE, RETENTION, acquired, ahead, assert_free, assert_held, assert_withdrawn, at_pauses, rows,
 };
@@ -123,9 +123,6 @@ pub(crate) async fn a_late_duplicate_of_a_release_frees_nothing<S: Subject>() {
 }
 
 pub(crate) async fn a_late_attempt_of_an_unanswered_release_changes_nothing<S: Subject>() {
-    if is_excepted::<S>(Ability::RepeatRelease) {
-        return;
-    }
     let (world, late) = (World::new().await, S::hold_back(2..=4));
     let mut held: S = held_with(&world, &late).await;
     assert_eq!(held.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
@@ -145,9 +142,6 @@ pub(crate) async fn a_late_release_frees_nothing_after_a_resumption<S: Subject>(
 }
 
 async fn late_after_a_resumption<S: Subject>(releases: bool) {
-    if is_excepted::<S>(Ability::HandOver) {
-        return;
-    }
     let (world, late) = (World::new().await, S::hold_back(2..=4));
     let mut held: S = held_with(&world, &late).await;
     let unanswered = if releases { held.release().await } else { held.renew(2 * LEASE).await };
@@ -226,9 +220,6 @@ pub(crate) async fn a_grant_whose_process_was_frozen_beyond_its_lease_is_freed<S
 }
 
 pub(crate) async fn a_release_by_force_frees_no_later_acquisition<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     // The three attempts of the SDK. The acquire asks again with the same nonce.
@@ -267,9 +258,6 @@ pub(crate) async fn free_by_force<S: Subject>(tools: &Locks) {
 
 /// The first attempt takes the key, and its answers are lost. The operator frees it before the second one.
 pub(crate) async fn an_acquire_that_was_freed_by_force_between_two_attempts_has_the_key<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     let host = world.host().intercept(S::lose_answers(1..=3)).build();
@@ -288,9 +276,6 @@ pub(crate) async fn an_acquire_that_was_freed_by_force_between_two_attempts_has_
 
 /// The third attempt of the acquire learns that others have freed what the first one took. The second one is late.
 pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     // The three tries of the first attempt are not answered, and those of the second one are late.
@@ -361,9 +346,6 @@ pub(crate) async fn a_withdrawal_by_a_clock_that_was_hours_ahead_blocks_nobody<S
 }
 
 pub(crate) async fn a_release_after_an_attempt_by_a_clock_that_was_hours_ahead_blocks_nobody<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     let host = world.host().clock_ahead(Duration::from_hours(2)).intercept(S::hold_back(1..=3));
@@ -384,12 +366,9 @@ enum Ends {
 
 /// The clock of the acquire is set back before its release, or the clock of the release is behind it.
 pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothing_after_a_holder<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     tokio::time::pause();
     for ends in [Ends::ByItself, Ends::ByTicket, Ends::AfterAResumption] {
-        if ends != Ends::ByItself && is_excepted::<S>(Ability::HandOver) {
+        if ends != Ends::ByItself && !S::HAS_TICKET {
             continue;
         }
         // The first attempt was applied, and a try of the second one is late; or that is the first attempt itself.

@@ -6,7 +6,7 @@ use lambda_lock::{Error, ErrorKind};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
-use crate::subject::{Ability, Subject, is_excepted};
+use crate::subject::Subject;
 use crate::{AFTER_THE_LEASE, CLOCK_SKEW, LEASE, RETENTION, acquired, ahead, assert_free, assert_refused, host, rows};
 
 /// Two leases, each with the bound that it does not keep.
@@ -80,7 +80,7 @@ pub(crate) async fn a_lock_is_lost_after_its_lease<S: Subject>() {
         let mut next: S = acquired(&ahead(&world, AFTER_THE_LEASE)).await;
         let before = rows::<S>(&world).await;
         let answer = if renews { held.renew(LEASE).await } else { held.release().await };
-        if renews || !is_excepted::<S>(Ability::ReportLateRelease) {
+        if renews || S::REPORTS_LATE_RELEASE {
             let error = answer.unwrap_err();
             assert!(error.is_lost(), "{error}");
         }

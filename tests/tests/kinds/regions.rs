@@ -4,7 +4,7 @@ use lambda_lock::Locks;
 use lambda_lock::embedded::{Faults, HostBuilder};
 use lambda_lock_tests::World;
 
-use crate::subject::{Ability, Subject, is_excepted};
+use crate::subject::Subject;
 use crate::{LEASE, acquired, assert_free, assert_held};
 
 fn locks(world: &World, host: HostBuilder) -> Locks {
@@ -12,9 +12,6 @@ fn locks(world: &World, host: HostBuilder) -> Locks {
 }
 
 pub(crate) async fn a_key_that_is_held_in_one_region_is_refused_in_others<S: Subject>() {
-    if is_excepted::<S>(Ability::HoldAcrossRegions) {
-        return;
-    }
     let world = World::across_regions().await;
     let mut held: S = acquired(&locks(&world, world.host())).await;
     held.renew(2 * LEASE).await.unwrap();
@@ -24,9 +21,6 @@ pub(crate) async fn a_key_that_is_held_in_one_region_is_refused_in_others<S: Sub
 }
 
 pub(crate) async fn writes_that_conflict_with_another_region_are_repeated<S: Subject>() {
-    if is_excepted::<S>(Ability::HoldAcrossRegions) {
-        return;
-    }
     let mut acquired = 0;
     for seed in 0..8 {
         let world = World::across_regions().await;

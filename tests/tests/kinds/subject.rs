@@ -16,27 +16,6 @@ use tokio::sync::{mpsc, oneshot};
 const JOB: &str = "job";
 const DAY: Duration = Duration::from_hours(24);
 
-/// What most kinds can do. A kind that cannot says why.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Ability {
-    /// To release again after an error.
-    RepeatRelease,
-    /// To say that a release came too late.
-    ReportLateRelease,
-    /// To free the key when it is dropped.
-    ReleaseOnDrop,
-    /// To give a ticket to another process.
-    HandOver,
-    /// To wait in turn.
-    TakeTurns,
-    /// To be taken over by a later acquire of the same identity.
-    HaveIdentity,
-    /// To leave a trace of its release in the row.
-    KeepTrace,
-    /// To hold in all regions of a table.
-    HoldAcrossRegions,
-}
-
 /// A kind of lock, as its holder uses it.
 pub(crate) trait Subject: Sized {
     const KEYS: &'static [&'static str] = &[JOB];
@@ -44,11 +23,12 @@ pub(crate) trait Subject: Sized {
     const LONGEST: (Duration, &'static str) = (DAY, "1day");
     /// The operation of all its writes.
     const OPERATION: &'static str = "UpdateItem";
-
-    /// Returns why this kind lacks the ability, if it does.
-    fn cannot(_ability: Ability) -> Option<&'static str> {
-        None
-    }
+    /// Another process can have it by a ticket.
+    const HAS_TICKET: bool = true;
+    /// Its release leaves a trace in the row.
+    const LEAVES_TRACE: bool = true;
+    /// An error says that a release came too late.
+    const REPORTS_LATE_RELEASE: bool = true;
 
     /// Acquires without a wait, in one request.
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error>;
@@ -95,15 +75,6 @@ pub(crate) trait Subject: Sized {
     fn hold_back(which: RangeInclusive<u32>) -> Late {
         if Self::OPERATION == "UpdateItem" { Late::updates(which) } else { Late::transactions(which) }
     }
-}
-
-/// Returns `true` if a rule does not apply to the kind, and prints the reason.
-pub(crate) fn is_excepted<S: Subject>(ability: Ability) -> bool {
-    let reason = S::cannot(ability);
-    if let Some(reason) = reason {
-        eprintln!("{ability:?}: {reason}");
-    }
-    reason.is_some()
 }
 
 #[derive(Debug)]
@@ -171,14 +142,7 @@ impl SeveralKeys {
 impl Subject for SeveralKeys {
     const KEYS: &'static [&'static str] = &[JOB, "other job"];
     const OPERATION: &'static str = "TransactWriteItems";
-
-    fn cannot(ability: Ability) -> Option<&'static str> {
-        match ability {
-            Ability::HandOver => Some("a set has no ticket: a ticket names one key"),
-            Ability::HoldAcrossRegions => Some("a set needs transactions, which no table has across regions"),
-            _ => None,
-        }
-    }
+    const HAS_TICKET: bool = false;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         Self::asked(locks, lease).await.map(Self)
@@ -232,14 +196,7 @@ impl Permit {
 }
 
 impl Subject for Permit {
-    fn cannot(ability: Ability) -> Option<&'static str> {
-        match ability {
-            Ability::KeepTrace => Some(
-                "nothing of a permit that was released stays: an unanswered release counts as done, and a dead process may be late",
-            ),
-            _ => None,
-        }
-    }
+    const LEAVES_TRACE: bool = false;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         Self::asked(locks, lease).await.map(Self)
@@ -309,15 +266,6 @@ impl<S: Subject> Subject for ByTicket<S> {
     const LONGEST: (Duration, &'static str) = S::LONGEST;
     const OPERATION: &'static str = S::OPERATION;
 
-    fn cannot(ability: Ability) -> Option<&'static str> {
-        match ability {
-            Ability::ReleaseOnDrop => Some("a ticket is for another process, and sends nothing by itself"),
-            Ability::HaveIdentity => Some("a ticket does not know its identity: the kind itself shows it"),
-            Ability::TakeTurns => Some("a ticket does not know how long holds took: the kind itself shows it"),
-            _ => None,
-        }
-    }
-
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         S::acquire(locks, lease).await.map(|held| Self::hand_over(locks, held))
     }
@@ -360,13 +308,8 @@ impl<S: Subject> Subject for OfIdentity<S> {
     const KEYS: &'static [&'static str] = S::KEYS;
     const LONGEST: (Duration, &'static str) = S::LONGEST;
     const OPERATION: &'static str = S::OPERATION;
-
-    fn cannot(ability: Ability) -> Option<&'static str> {
-        match ability {
-            Ability::HaveIdentity => Some("the kind itself shows it"),
-            _ => S::cannot(ability),
-        }
-    }
+    const HAS_TICKET: bool = S::HAS_TICKET;
+    const LEAVES_TRACE: bool = S::LEAVES_TRACE;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         S::acquire_for(locks, lease, &request_token().unwrap(), None).await.map(Self)
@@ -423,16 +366,8 @@ impl Record {
 }
 
 impl Subject for Record {
-    fn cannot(ability: Ability) -> Option<&'static str> {
-        Some(match ability {
-            Ability::RepeatRelease => "a run ends with its release, and returns the error of its handler",
-            Ability::ReportLateRelease => "a run that has failed returns the error of its handler",
-            Ability::HandOver => "a run has no ticket: its result belongs to this process",
-            Ability::TakeTurns => "a result is for all who wait for it",
-            Ability::HaveIdentity => "the key of a record is the identity of its work",
-            Ability::ReleaseOnDrop | Ability::KeepTrace | Ability::HoldAcrossRegions => return None,
-        })
-    }
+    const HAS_TICKET: bool = false;
+    const REPORTS_LATE_RELEASE: bool = false;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         let (renewals, mut asked) = mpsc::unbounded_channel::<Renewal>();

@@ -11,7 +11,7 @@ use lambda_lock_tests::{World, engine_with_latency};
 use tokio::join;
 use tokio::time::{sleep, timeout};
 
-use crate::subject::{Ability, Subject, is_excepted};
+use crate::subject::Subject;
 use crate::{LEASE, acquired};
 
 const ENOUGH: Duration = Duration::from_secs(30);
@@ -42,9 +42,6 @@ async fn places_given<S: Subject>(world: &World, places: u64) {
 }
 
 pub(crate) async fn a_waiter_takes_a_place_until_it_is_served<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     let world = World::new().await;
     let (ours, theirs) = (world.default_locks(), world.default_locks());
     let mut first = acquired::<S>(&ours).await;
@@ -62,9 +59,6 @@ pub(crate) async fn a_waiter_takes_a_place_until_it_is_served<S: Subject>() {
 }
 
 pub(crate) async fn plain_backoff_takes_no_place<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     let world = World::new().await;
     let mut first = acquired::<S>(&world.default_locks()).await;
     let plain = Wait::backoff(Backoff::new().base(MS(10))).up_to(MS(100));
@@ -75,9 +69,6 @@ pub(crate) async fn plain_backoff_takes_no_place<S: Subject>() {
 }
 
 pub(crate) async fn lying_hints_cost_time_only<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     // Each hint in a table of its own, so that their times do not add up.
     let names = ["tail", "head", "tail_until", "hold", "hold_deviation", "freed_at", "reserved_until"];
     join_all(names.map(|name| Box::pin(a_lying_hint_costs_time_only::<S>(name)))).await;
@@ -114,9 +105,6 @@ async fn a_lying_hint_costs_time_only<S: Subject>(name: &str) {
 }
 
 pub(crate) async fn a_place_that_nobody_fills_is_passed_over<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     let world = World::new().await;
     let mut first = acquired::<S>(&world.default_locks()).await;
     let dead = world.host().build();
@@ -136,9 +124,6 @@ pub(crate) async fn a_place_that_nobody_fills_is_passed_over<S: Subject>() {
 }
 
 pub(crate) async fn a_place_whose_answer_was_lost_does_not_stop_its_waiter<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     let world = World::new().await;
     let mut first = acquired::<S>(&world.default_locks()).await;
     // The SDK repeats the request.
@@ -153,9 +138,6 @@ pub(crate) async fn a_place_whose_answer_was_lost_does_not_stop_its_waiter<S: Su
 }
 
 pub(crate) async fn a_waiter_whose_row_is_deleted_is_served<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     let world = World::new().await;
     let mut first = acquired::<S>(&world.default_locks()).await;
     let delete = async {
@@ -193,18 +175,12 @@ async fn serve<S: Subject>(waiters: u32, apart: Duration, mutation: Option<Mutat
 
 // The benchmark `contention` shows the order on a real table, too.
 pub(crate) async fn waiters_are_served_in_the_order_of_their_arrival<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     tokio::time::pause();
     let (served, _) = serve::<S>(16, MS(10), None).await;
     assert!((0..16).zip(&served).all(|(place, number)| u32::abs_diff(place, *number) <= 2), "{served:?}");
 }
 
 pub(crate) async fn a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_delay<S: Subject>() {
-    if is_excepted::<S>(Ability::TakeTurns) {
-        return;
-    }
     tokio::time::pause();
     for mutation in Mutation::QUEUE {
         let (_, took) = serve::<S>(8, Duration::ZERO, Some(mutation)).await;
