@@ -50,7 +50,7 @@ fn main() {
     let (warm_up, rounds) = if is_test { (0, 1) } else { (10, 100) };
     println!("\nbatch of {MESSAGES} messages");
     in_virtual_time();
-    if let Some(powertools) = Powertools::find() {
+    if let Ok(powertools) = Powertools::find() {
         // On a separate thread, so that the work does not delay it.
         let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();

@@ -7,7 +7,6 @@
 //! | `LOCK_TEST_ENDPOINT` | a DynamoDB outside this process, which both can reach |
 //! | `LOCK_TEST_PYTHON` | a Python with the packages of `requirements.txt` |
 //! | `LOCK_TEST_NODE_MODULES` | the folder that has the packages of `package-lock.json` in its `node_modules`; `node`, 20 or later, is on the `PATH` |
-//! | `LOCK_TEST_INTEROP` | `required`: a missing installation is a failure, and no test is skipped |
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -51,22 +50,21 @@ impl Language {
 }
 
 impl Powertools {
-    /// Finds the installation. Returns `None` and prints what is missing if it is not installed.
-    #[must_use]
-    pub fn find() -> Option<Self> {
+    /// Finds the installation.
+    ///
+    /// # Errors
+    ///
+    /// Names the variables that are not set.
+    pub fn find() -> Result<Self, String> {
         let [endpoint, python, node_modules] = ["LOCK_TEST_ENDPOINT", "LOCK_TEST_PYTHON", "LOCK_TEST_NODE_MODULES"]
             .map(|name| env::var(name).map_err(|_| name));
         match (endpoint, python, node_modules) {
             (Ok(endpoint), Ok(python), Ok(node_modules)) => {
-                Some(Self { endpoint, python: python.into(), node_modules: node_modules.into() })
+                Ok(Self { endpoint, python: python.into(), node_modules: node_modules.into() })
             }
             (endpoint, python, node_modules) => {
                 let missing: Vec<_> = [endpoint, python, node_modules].into_iter().filter_map(Result::err).collect();
-                assert!(env::var_os("LOCK_TEST_INTEROP").is_none_or(|v| v != "required"), "not set: {missing:?}");
-                eprintln!(
-                    "skipped, because the test needs Powertools and a DynamoDB outside this process: set {missing:?}"
-                );
-                None
+                Err(format!("Powertools needs a DynamoDB outside this process, and its packages: set {missing:?}"))
             }
         }
     }

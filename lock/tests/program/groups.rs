@@ -6,11 +6,12 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::{PROGRAM, Place, Process, movers};
+use crate::{MOVERS, Place, Process};
 
 #[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
 fn a_command_in_another_group_is_killed_with_its_children() {
-    for mover in movers() {
+    for mover in MOVERS {
         let place = Place::new();
         let script = ["sh", "-c", "trap '' TERM; echo on; sleep 100 & sleep 100"];
         let arguments = [&["run", "--key", "job", "--lease", "5s", "--"], mover, &script].concat();
@@ -22,8 +23,9 @@ fn a_command_in_another_group_is_killed_with_its_children() {
 }
 
 #[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
 fn a_command_in_another_group_gets_signals() {
-    for mover in movers() {
+    for mover in MOVERS {
         let place = Place::new();
         let script = ["sh", "-c", "trap 'echo term; exit 9' TERM; echo on; while :; do sleep 0.02; done"];
         let process = Process::start(place.command([&["run", "--key", "job", "--"], mover, &script].concat()));
@@ -34,8 +36,9 @@ fn a_command_in_another_group_gets_signals() {
 }
 
 #[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
 fn a_command_in_another_group_ends_when_the_program_is_killed() {
-    for mover in movers() {
+    for mover in MOVERS {
         let place = Place::new();
         let script = ["sh", "-c", "echo on; sleep 100 & sleep 100"];
         let mut process = Process::start(place.command([&["run", "--key", "job", "--"], mover, &script].concat()));
@@ -46,11 +49,8 @@ fn a_command_in_another_group_ends_when_the_program_is_killed() {
 }
 
 #[test]
+#[ignore = "needs root, and a program that runs as another user: .ci/run dynamodb_local"]
 fn a_command_of_another_user_is_reported_once_and_not_ended() {
-    if !rustix::process::getuid().is_root() {
-        eprintln!("skipped, because only root can make a program that runs as another user");
-        return;
-    }
     let place = Place::new();
     let nobody = 65_534;
     let all = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
@@ -65,10 +65,7 @@ fn a_command_of_another_user_is_reported_once_and_not_ended() {
         .status
         .success()
         .then(|| Command::new(&sudo).args(as_root).args(["id", "-ru"]).uid(nobody).output().unwrap().stdout);
-    if user.as_deref() != Some(b"0\n") || Command::new(PROGRAM).arg("--version").uid(nobody).output().is_err() {
-        eprintln!("skipped, because programs do not run as another user here");
-        return;
-    }
+    assert_eq!(user.as_deref(), Some(&b"0\n"[..]), "programs do not run as another user here");
     let mut command = place.command(["run", "--key", "job", "--lease", "3s", "--", &sudo]);
     command.args(as_root).args(["sleep", "6"]).uid(nobody);
     let outcome = Process::start(command).outcome().expect_code(76);

@@ -1,23 +1,18 @@
 //! The program at a terminal.
 
 use std::io::Write;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::{Place, Process, bare, movers};
+use crate::{MOVERS, Place, Process, bare};
 
-/// The program at a terminal, and the input of that terminal. `None` without script(1).
-fn at_a_terminal(place: &Place, arguments: &[&str]) -> Option<(Process, ChildStdin)> {
+/// The program at a terminal, which script(1) of util-linux makes, and the input of that terminal.
+fn at_a_terminal(place: &Place, arguments: &[&str]) -> (Process, ChildStdin) {
     at_a_terminal_with(place, arguments, "")
 }
 
-fn at_a_terminal_with(place: &Place, arguments: &[&str], redirection: &str) -> Option<(Process, ChildStdin)> {
-    let script = Command::new("script").arg("--version").output();
-    if !script.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("util-linux")) {
-        eprintln!("skipped, because there is no script(1) of util-linux, which makes a terminal");
-        return None;
-    }
+fn at_a_terminal_with(place: &Place, arguments: &[&str], redirection: &str) -> (Process, ChildStdin) {
     let command = place.command(arguments);
     let words = [command.get_program()].into_iter().chain(command.get_args());
     let quoted: Vec<_> = words.map(|word| format!("'{}'", word.to_str().unwrap())).collect();
@@ -28,15 +23,16 @@ fn at_a_terminal_with(place: &Place, arguments: &[&str], redirection: &str) -> O
         .stdin(Stdio::piped());
     let mut process = Process::with_input(terminal);
     let input = process.child.stdin.take().unwrap();
-    Some((process, input))
+    (process, input)
 }
 
 #[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
 fn the_command_reads_from_the_terminal_and_is_interrupted_once() {
     let place = Place::new();
     let script = "trap \"echo interrupted\" INT; echo ready; until read line; do :; done; echo got $line; exit 3";
     let arguments = ["run", "--key", "job", "--", "sh", "-c", script];
-    let Some((process, mut input)) = at_a_terminal(&place, &arguments) else { return };
+    let (process, mut input) = at_a_terminal(&place, &arguments);
     let line = || process.line().trim().replace("^C", "");
     assert_eq!(line(), "ready");
     // The command is reading when the interrupt arrives, so that the test could tell two interrupts apart.
@@ -53,12 +49,13 @@ fn the_command_reads_from_the_terminal_and_is_interrupted_once() {
 }
 
 #[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
 fn a_command_in_another_group_is_interrupted_by_the_terminal() {
-    for mover in movers() {
+    for mover in MOVERS {
         let place = Place::new();
         let script = ["sh", "-c", "trap \"echo interrupted; exit 3\" INT; echo on; while :; do sleep 0.02; done"];
         let arguments = [&["run", "--key", "job", "--"], mover, &script].concat();
-        let Some((process, mut input)) = at_a_terminal(&place, &arguments) else { return };
+        let (process, mut input) = at_a_terminal(&place, &arguments);
         assert_eq!(process.line().trim(), "on");
         input.write_all(b"\x03").unwrap();
         assert_eq!(process.line().trim().replace("^C", ""), "interrupted");
@@ -66,22 +63,24 @@ fn a_command_in_another_group_is_interrupted_by_the_terminal() {
 }
 
 #[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
 fn the_command_at_a_terminal_is_killed_when_the_lease_ends() {
     let place = Place::new();
     let script = "trap \"\" TERM; echo on; exec sleep 100";
     let arguments = ["run", "--key", "job", "--lease", "5s", "--", "sh", "-c", script];
-    let Some((process, _input)) = at_a_terminal(&place, &arguments) else { return };
+    let (process, _input) = at_a_terminal(&place, &arguments);
     assert_eq!(process.line().trim(), "on");
     let outcome = process.outcome().expect_code(76);
     assert!(outcome.stdout.contains("signal 9"), "{outcome:?}");
 }
 
 #[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
 fn a_background_command_that_reads_the_terminal_ends_with_the_lease() {
     let place = Place::new();
     let script = "echo on; read line </dev/tty; echo never";
     let arguments = ["run", "--key", "job", "--lease", "6s", "--renew", "--", "sh", "-c", script];
-    let Some((process, _input)) = at_a_terminal_with(&place, &arguments, "</dev/null") else { return };
+    let (process, _input) = at_a_terminal_with(&place, &arguments, "</dev/null");
     assert_eq!(process.line().trim(), "on");
     let outcome = process.outcome().expect_code(76);
     assert!(outcome.stdout.contains("while the command is stopped"), "{outcome:?}");
@@ -89,11 +88,12 @@ fn a_background_command_that_reads_the_terminal_ends_with_the_lease() {
 }
 
 #[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
 fn a_release_by_force_asks_at_a_terminal() {
     let place = Place::new();
     let _holder = place.holding("job", &[]);
     for (answer, code, state) in [("n\n", 75, "held"), ("\n", 75, "held"), ("y\n", 0, "free")] {
-        let Some((process, mut input)) = at_a_terminal(&place, &["release", "job", "--force"]) else { return };
+        let (process, mut input) = at_a_terminal(&place, &["release", "job", "--force"]);
         assert!(process.line().contains("is held by somebody@"));
         input.write_all(answer.as_bytes()).unwrap();
         process.outcome().expect_code(code);

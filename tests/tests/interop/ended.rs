@@ -9,6 +9,7 @@ use crate::{
 };
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn a_run_that_fails_on_one_side_runs_at_once_on_the_other() {
     with_each_language(async |sides| {
         let ours = sides.ours();
@@ -24,6 +25,7 @@ async fn a_run_that_fails_on_one_side_runs_at_once_on_the_other() {
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn a_stored_error_of_rust_does_not_stop_powertools() {
     with_each_language(async |sides| {
         let ours = sides.ours().on_error(|Failed| OnError::Store(StoredError::new("OrderFailed", "for good")));
@@ -35,6 +37,7 @@ async fn a_stored_error_of_rust_does_not_stop_powertools() {
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn a_run_of_one_side_runs_again_on_the_other_after_its_window() {
     with_each_language(async |sides| {
         place(&sides.ours_earlier(WITHIN_THE_WINDOW), &order("within", "ours")).await;

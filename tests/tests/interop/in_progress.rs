@@ -44,6 +44,7 @@ fn number_in(row: &Row, name: &str) -> Option<u64> {
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn rust_refuses_a_run_of_powertools_until_its_lease_ends() {
     with_each_language(async |sides| {
         let started = sides.world.host().build().now();
@@ -63,6 +64,7 @@ async fn rust_refuses_a_run_of_powertools_until_its_lease_ends() {
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn rust_refuses_a_run_of_powertools_without_a_lease_until_its_window_ends() {
     with_each_language(async |sides| {
         sides.crash_theirs(&[], "crashed").await;
@@ -78,6 +80,7 @@ async fn rust_refuses_a_run_of_powertools_without_a_lease_until_its_window_ends(
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn powertools_refuses_a_run_in_progress_in_rust() {
     with_each_language(async |sides| {
         let ours = sides.ours();
@@ -96,6 +99,7 @@ async fn powertools_refuses_a_run_in_progress_in_rust() {
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn powertools_refuses_a_crashed_run_of_rust_until_its_lease_ends() {
     with_each_language(async |sides| {
         for (id, ago) in
@@ -116,6 +120,7 @@ async fn powertools_refuses_a_crashed_run_of_rust_until_its_lease_ends() {
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn a_run_of_rust_that_powertools_took_over_is_lost() {
     keep_log();
     with_each_language(async |sides| {

@@ -1,7 +1,7 @@
 //! One table, three languages: the same function in Rust and in Powertools for AWS Lambda, for Python and for TypeScript.
 //!
-//! `tests/src/powertools.rs` says what these tests need, and when they are skipped. Time is real: a test that needs the
-//! end of a lease or of a window uses a host with a wrong clock.
+//! `.ci/run interop` installs what these tests need, and runs them. Time is real: a test that needs the end of a lease or
+//! of a window uses a host with a wrong clock.
 
 mod ended;
 mod in_progress;
@@ -54,7 +54,7 @@ impl From<Failed> for Diagnostic {
 }
 
 async fn with_each_language(test: impl AsyncFn(Sides)) {
-    let Some(powertools) = Powertools::find() else { return };
+    let powertools = Powertools::find().unwrap_or_else(|missing| panic!("{missing}"));
     for language in Language::ALL {
         eprintln!("{language:?}");
         Box::pin(test(Sides { powertools: powertools.clone(), language, world: World::new().await })).await;

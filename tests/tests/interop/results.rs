@@ -80,6 +80,7 @@ fn any_json(random: &mut Rng, language: Language, depth: u32) -> Value {
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn powertools_replays_the_results_of_rust() {
     with_each_language(async |sides| {
         let orders = orders_with_results(sides.language);
@@ -102,6 +103,7 @@ async fn powertools_replays_the_results_of_rust() {
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn rust_replays_the_results_of_powertools() {
     with_each_language(async |sides| {
         let orders = orders_with_results(sides.language);
@@ -117,6 +119,7 @@ async fn rust_replays_the_results_of_powertools() {
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn powertools_replays_runs_that_rust_committed_or_completed_without_result() {
     with_each_language(async |sides| {
         let ours = sides.ours().on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
@@ -138,6 +141,7 @@ async fn powertools_replays_runs_that_rust_committed_or_completed_without_result
 }
 
 #[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
 async fn a_different_payload_is_a_mismatch_on_both_sides() {
     with_each_language(async |sides| {
         let ours = sides.ours().validate(|order| order["amount"].clone());

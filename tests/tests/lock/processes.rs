@@ -62,12 +62,8 @@ impl Drop for Contender {
 }
 
 /// The DynamoDB of all processes. The embedded engine lives in this process alone, so the test needs an endpoint.
-fn endpoint(test: &str) -> Option<String> {
-    let endpoint = env::var("LOCK_TEST_ENDPOINT").ok();
-    if endpoint.is_none() {
-        eprintln!("{test}: skipped, because processes need a DynamoDB outside this one: set LOCK_TEST_ENDPOINT");
-    }
-    endpoint
+fn endpoint() -> String {
+    env::var("LOCK_TEST_ENDPOINT").expect("LOCK_TEST_ENDPOINT is set")
 }
 
 /// Fails a test that hangs.
@@ -76,8 +72,9 @@ async fn bounded(test: impl Future<Output = ()>) {
 }
 
 #[tokio::test]
+#[ignore = "needs a DynamoDB outside this process: .ci/run dynamodb_local"]
 async fn processes_under_one_lock_lose_no_count_when_holders_are_killed() {
-    let Some(endpoint) = endpoint("processes_under_one_lock") else { return };
+    let endpoint = endpoint();
     let world = World::new().await;
     let (counters, rounds, killed) = (8, 25, 3);
     Box::pin(bounded(async {
@@ -100,8 +97,9 @@ async fn processes_under_one_lock_lose_no_count_when_holders_are_killed() {
 }
 
 #[tokio::test]
+#[ignore = "needs a DynamoDB outside this process: .ci/run dynamodb_local"]
 async fn the_key_of_a_killed_process_is_free_when_its_lease_has_ended() {
-    let Some(endpoint) = endpoint("the_key_of_a_killed_process") else { return };
+    let endpoint = endpoint();
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
