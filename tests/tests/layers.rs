@@ -1,4 +1,4 @@
-//! The files of the crate form layers: each file imports only from lower layers.
+//! The folders of the crate form layers, and no files import from each other in a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,168 +6,17 @@ use std::path::Path;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The files of `lock/src` without `.rs`, from the lowest layer up. A `mod.rs` is a higher layer than its children. They
-/// do not import from it.
-const CRATE: &[&str] = &[
-    "clock",
-    "random",
-    "text",
-    "trace",
-    "queue",
-    "holder",
-    "error",
-    "limits",
-    "metrics",
-    "panics",
-    "connections",
-    "client",
-    "sdk",
-    "row/names",
-    "row/owner",
-    "row/expression",
-    "row/table",
-    "row/attribute",
-    "row/semaphore",
-    "row/read",
-    "row/write",
-    "row/script",
-    "row/repeat",
-    "row/claim",
-    "row/place",
-    "row/record_claim",
-    "row/kind",
-    "row/record",
-    "row/acquire",
-    "row/hold",
-    "row/ticket",
-    "row/join",
-    "row/reserve",
-    "row/free",
-    "row/expired",
-    "row/probe",
-    "row/mod",
-    "lock/backoff",
-    "lock/wait",
-    "lock/turn",
-    "lock/turn/predictions",
-    "lock/turns",
-    "lock/telemetry",
-    "lock/register",
-    "lock/locks",
-    "lock/held",
-    "lock/attempt",
-    "lock/ticket",
-    "lock/identity",
-    "lock/complete",
-    "lock/acquire",
-    "lock/asking",
-    "lock/running",
-    "lock/semaphore",
-    "lock/set",
-    "lock/mod",
-    "model",
-    "idempotency/format/testing",
-    "idempotency/format/json",
-    "idempotency/format/attribute",
-    "idempotency/format/finite",
-    "idempotency/format/record_format",
-    "idempotency/format/mod",
-    "idempotency/cache",
-    "idempotency/policy",
-    "idempotency/error",
-    "idempotency/run",
-    "idempotency/settings",
-    "idempotency/execution",
-    "idempotency/mod",
-    "lambda/invocation",
-    "lambda/event_id",
-    "lambda/diagnostic",
-    "lambda/handler_input",
-    "lambda/snap_start",
-    "lambda/lock_layer",
-    "lambda/idempotency_layer",
-    "lambda/batch/source",
-    "lambda/batch/outcome",
-    "lambda/batch/consumer",
-    "lambda/batch/lane",
-    "lambda/batch/slots",
-    "lambda/batch/run",
-    "lambda/batch/service",
-    "lambda/batch/mod",
-    "lambda/sqs/message",
-    "lambda/sqs/requests",
-    "lambda/sqs/source",
-    "lambda/sqs/consumer",
-    "lambda/sqs/mod",
-    "lambda/streams/source",
-    "lambda/streams/kinesis",
-    "lambda/streams/image",
-    "lambda/streams/dynamodb",
-    "lambda/streams/consumer",
-    "lambda/streams/mod",
-    "lambda/kafka/answer",
-    "lambda/kafka/event",
-    "lambda/kafka/record",
-    "lambda/kafka/source",
-    "lambda/kafka/consumer",
-    "lambda/kafka/mod",
-    "lambda/mod",
-    "http/response",
-    "http/problem",
-    "http/caller",
-    "http/fingerprint",
-    "http/request",
-    "http/run",
-    "http/layer",
-    "http/mod",
-    "operate/create_table",
-    "operate/list",
-    "operate/expired",
-    "operate/check",
-    "operate/mod",
-    "embedded/time",
-    "embedded/partitions",
-    "embedded/dynamodb",
-    "embedded/faults",
-    "embedded/network",
-    "embedded/host",
-    "embedded/mod",
-    "docs",
-    "lib",
-];
-
-/// The files of `lock/src/bin/lambda-lock`, in the same order.
-const PROGRAM: &[&str] = &[
-    "failure",
-    "output",
-    "help",
-    "arguments",
-    "manual",
-    "identity",
-    "connect",
-    "process",
-    "signals",
-    "guard",
-    "command",
-    "supervise",
-    "run",
-    "ticket",
-    "entry",
-    "show",
-    "mapping",
-    "function",
-    "operate",
-    "main",
-];
+/// The folders of `lock/src`, from the lowest layer up. Files beside them may be of any layer.
+const FOLDERS: [&str; 7] = ["row", "lock", "idempotency", "lambda", "http", "operate", "embedded"];
 
 #[test]
 fn the_crate_imports_only_from_lower_layers() {
-    assert_layered("lock/src", CRATE);
+    assert_layered("lock/src");
 }
 
 #[test]
-fn the_program_imports_only_from_lower_layers() {
-    assert_layered("lock/src/bin/lambda-lock", PROGRAM);
+fn the_program_imports_without_circles() {
+    assert_layered("lock/src/bin/lambda-lock");
 }
 
 /// `Display` leaves out the message of DynamoDB or of the network. `Debug` has it, on the same line.
@@ -180,11 +29,12 @@ fn the_log_has_each_error_with_its_cause() {
 }
 
 #[track_caller]
-fn assert_layered(folder: &str, layers: &[&str]) {
+fn assert_layered(folder: &str) {
     let mut files = BTreeMap::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
     read(&root, "", &mut files);
-    let complaints = complaints(&files, layers);
+    assert!(!files.is_empty(), "{folder} has no files");
+    let complaints = complaints(&files);
     assert!(complaints.is_empty(), "{folder}:\n{}", complaints.join("\n"));
 }
 
@@ -202,37 +52,44 @@ fn read(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Returns one line for each import from a higher layer, and for each difference between the files and the list of
-/// layers.
-fn complaints(files: &BTreeMap<String, String>, layers: &[&str]) -> Vec<String> {
-    let height = |file: &str| layers.iter().position(|layer| *layer == file);
-    let modules: BTreeMap<_, _> = files.keys().map(|file| (module(file), file)).collect();
-    let mut complaints = Vec::new();
-    for (index, layer) in layers.iter().enumerate() {
-        if !files.contains_key(*layer) {
-            complaints.push(format!("`{layer}` is in the list, but there is no such file"));
-        }
-        if height(layer) != Some(index) {
-            complaints.push(format!("`{layer}` is in the list twice"));
-        }
-    }
+/// Returns one line for each import from a folder of a higher layer, and one for a circle of files.
+fn complaints(files: &BTreeMap<String, String>) -> Vec<String> {
+    let height = |file: &str| FOLDERS.iter().position(|folder| file.split('/').next() == Some(*folder));
+    let modules: BTreeMap<_, _> = files.keys().map(|file| (module(file), file.as_str())).collect();
+    let (mut complaints, mut imported) = (Vec::new(), BTreeMap::new());
     for (file, source) in files {
-        let Some(own) = height(file) else {
-            complaints.push(format!("`{file}` is not in the list: insert it after the files that it imports from"));
-            continue;
-        };
+        let from_others: &mut BTreeSet<&str> = imported.entry(file.as_str()).or_default();
         for path in imports(source, &module(file)) {
-            let prefixes = (0..=path.len()).rev().filter_map(|length| modules.get(&path[..length]));
-            let Some(&from) = prefixes.into_iter().next() else { continue };
-            if from != file && height(from).is_some_and(|height| height > own) {
-                complaints.push(format!(
-                    "`{file}` imports `crate::{}` from `{from}`, which is a higher layer",
-                    path.join("::")
-                ));
+            let mut prefixes = (0..=path.len()).rev().filter_map(|length| modules.get(&path[..length]));
+            let Some(&from) = prefixes.next().filter(|from| *from != file) else { continue };
+            from_others.insert(from);
+            if height(file).is_some_and(|own| height(from) > Some(own)) {
+                let path = path.join("::");
+                complaints.push(format!("`{file}` imports `crate::{path}` from `{from}`, which is a higher layer"));
             }
         }
     }
+    complaints.extend(circle(imported).map(|files| format!("a circle of imports: {}", files.join(", "))));
     complaints
+}
+
+/// Returns a circle of files, each of which imports from the next, if there is one.
+fn circle(mut imported: BTreeMap<&str, BTreeSet<&str>>) -> Option<Vec<String>> {
+    // A file that imports from none of those that are left is in no circle.
+    while let Some((&file, _)) = imported.iter().find(|(_, from)| from.is_empty()) {
+        imported.remove(file);
+        for from in imported.values_mut() {
+            from.remove(file);
+        }
+    }
+    let mut files = vec![*imported.first_key_value()?.0];
+    loop {
+        let next = *imported[files[files.len() - 1]].first()?;
+        if let Some(begin) = files.iter().position(|file| *file == next) {
+            return Some(files[begin..].iter().map(|file| (*file).to_owned()).collect());
+        }
+        files.push(next);
+    }
 }
 
 /// Returns the module of a file: `["a", "b"]` for `a/b` and `a/b/mod`, and `[]` for the root of the crate.
@@ -400,50 +257,38 @@ fn imported(source: &str) -> Vec<String> {
 
 #[test]
 fn an_import_from_a_lower_layer_is_accepted() {
-    let files = files([("a", "pub struct A;"), ("b", "use crate::a::A;"), ("lib", "mod a; mod b; pub use a::A;")]);
-    assert_eq!(complaints(&files, &["a", "b", "lib"]), [""; 0]);
+    let sources = [("row/a", "pub struct A;"), ("lock/b", "use crate::row::a::A;"), ("lib", "pub use row::a::A;")];
+    assert_eq!(complaints(&files(sources)), [""; 0]);
+}
+
+#[test]
+fn an_import_from_a_higher_layer_is_found() {
+    let sources = [("row/a", "use crate::lock::b::B;"), ("lock/b", "pub struct B;"), ("lib", "")];
+    let expected = "`row/a` imports `crate::lock::b::B` from `lock/b`, which is a higher layer";
+    assert_eq!(complaints(&files(sources)), [expected]);
 }
 
 #[test]
 fn a_circle_is_found() {
-    let files = files([("a", "use crate::b::B;"), ("b", "use crate::a::A;"), ("lib", "mod a; mod b;")]);
-    assert_eq!(complaints(&files, &["a", "b", "lib"]), ["`a` imports `crate::b::B` from `b`, which is a higher layer"]);
-    assert_eq!(complaints(&files, &["b", "a", "lib"]), ["`b` imports `crate::a::A` from `a`, which is a higher layer"]);
-}
-
-#[test]
-fn a_missing_a_vanished_and_a_repeated_file_are_found() {
-    let files = files([("a", ""), ("b", ""), ("lib", "")]);
-    let expected = [
-        "`gone` is in the list, but there is no such file",
-        "`a` is in the list twice",
-        "`b` is not in the list: insert it after the files that it imports from",
-    ];
-    assert_eq!(complaints(&files, &["a", "gone", "a", "lib"]), expected);
+    let sources = [("a", "use crate::b::B;"), ("b", "use crate::c::C;"), ("c", "use crate::b::B;"), ("d", "")];
+    assert_eq!(complaints(&files(sources)), ["a circle of imports: b, c"]);
 }
 
 #[test]
 fn a_path_belongs_to_the_deepest_file_on_it() {
-    let files = files([
+    let sources = [
         ("a/b", "use crate::a::A;"),
-        ("a/mod", "mod b; pub use b::B; pub(super) use self::b::C; struct A;"),
-        ("c", "use crate::a::{A, b::B};"),
+        ("a/mod", "mod b; pub use b::B; struct A;"),
+        ("c", "use crate::a::b::B;"),
         ("lib", "mod a; mod c;"),
-    ]);
-    let expected = [
-        "`a/mod` imports `crate::a::b::B` from `a/b`, which is a higher layer",
-        "`a/mod` imports `crate::a::b::C` from `a/b`, which is a higher layer",
-        "`c` imports `crate::a::b::B` from `a/b`, which is a higher layer",
     ];
-    assert_eq!(complaints(&files, &["a/mod", "c", "a/b", "lib"]), expected);
-    let expected = ["`a/b` imports `crate::a::A` from `a/mod`, which is a higher layer"];
-    assert_eq!(complaints(&files, &["a/b", "a/mod", "c", "lib"]), expected);
+    assert_eq!(complaints(&files(sources)), ["a circle of imports: a/b, a/mod"]);
 }
 
 #[test]
 fn an_import_through_the_root_is_found() {
-    let files = files([("a", "pub struct A;"), ("b", "use crate::A;"), ("lib", "mod a; mod b; pub use a::A;")]);
-    assert_eq!(complaints(&files, &["a", "b", "lib"]), ["`b` imports `crate::A` from `lib`, which is a higher layer"]);
+    let sources = [("a", "pub struct A;"), ("b", "use crate::A;"), ("lib", "mod a; mod b; pub use b::B;")];
+    assert_eq!(complaints(&files(sources)), ["a circle of imports: b, lib"]);
 }
 
 #[test]
