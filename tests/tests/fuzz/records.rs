@@ -77,7 +77,7 @@ impl Plan {
         }
     }
 
-    /// The key of the row. MD5 in the formats of Powertools, as `md5sum` prints it.
+    /// The key of the row. MD5 in the formats of Powertools, as md5sum prints it.
     fn key(self) -> &'static str {
         [
             KEY,

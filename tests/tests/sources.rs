@@ -1,4 +1,5 @@
-//! The folders of the crate form layers, and no files import from each other in a circle.
+//! What the sources keep. The folders of the crate form layers, and no files import from each other in a circle. A comment in
+//! the tests names what exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,6 +27,72 @@ fn the_log_has_each_error_with_its_cause() {
     read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/src"), "", &mut files);
     let without: Vec<_> = files.iter().filter(|(_, source)| source.contains("%error")).map(|(name, _)| name).collect();
     assert!(!files.is_empty() && without.is_empty(), "log `?error` instead of `%error`: {without:?}");
+}
+
+/// A comment misleads if it names what was renamed or removed.
+#[test]
+fn comments_in_the_tests_name_what_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let (mut known, mut comments) = (BTreeSet::new(), BTreeMap::new());
+    for folder in [".ci", "infrastructure", "lambda-example", "lock", "templates", "tests"] {
+        read_names(&root.join(folder), folder, &mut known, &mut comments);
+    }
+    assert!(comments.len() > 100, "{comments:?}");
+    let unknown = unknown(&known, &comments);
+    assert!(unknown.is_empty(), "no code has these names:\n{}", unknown.join("\n"));
+}
+
+/// Reads the names in a folder: of its files, in its code, and in the guides. Reads the comments of the tests, too, by file.
+fn read_names(folder: &Path, name: &str, known: &mut BTreeSet<String>, comments: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap().to_str().unwrap();
+        let name = format!("{name}/{file}");
+        if ["target", "node_modules"].contains(&file) {
+            continue;
+        }
+        known.extend(words(file));
+        if path.is_dir() {
+            read_names(&path, &name, known, comments);
+            continue;
+        }
+        // A document of contributors tells about the past, and other files are no texts.
+        let is_document = file.ends_with(".md") && !name.starts_with("lock/docs/");
+        let Some(source) = fs::read_to_string(&path).ok().filter(|_| !is_document) else { continue };
+        if !file.ends_with(".rs") {
+            known.extend(words(&source));
+            continue;
+        }
+        let lines = || source.lines().map(|line| line.split_once("//").unwrap_or((line, "")));
+        known.extend(lines().flat_map(|(code, _)| words(code)));
+        if name.starts_with("tests/") || name.starts_with("lock/tests/") {
+            comments.insert(name, lines().map(|(_, comment)| format!("{comment}\n")).collect());
+        }
+    }
+}
+
+fn words(text: &str) -> impl Iterator<Item = String> {
+    let words = text.split(|c: char| c != '_' && !c.is_ascii_alphanumeric());
+    words.filter(|word| word.starts_with(|c: char| c == '_' || c.is_alphabetic())).map(str::to_owned)
+}
+
+/// Returns the names in back ticks that are not known, each with its file.
+fn unknown(known: &BTreeSet<String>, comments: &BTreeMap<String, String>) -> Vec<String> {
+    let mut unknown = Vec::new();
+    for (file, comments) in comments {
+        for comment in comments.lines() {
+            let quoted = comment.split('`').skip(1).step_by(2).flat_map(words);
+            unknown.extend(quoted.filter(|word| !known.contains(word)).map(|word| format!("{file}: {word}")));
+        }
+    }
+    unknown
+}
+
+#[test]
+fn a_name_that_no_code_has_is_found() {
+    let known = ["acquire", "Lock"].map(str::to_owned).into();
+    let comment = " `Lock::acquire` calls `claim_permit(1)`, a function\n".to_owned();
+    assert_eq!(unknown(&known, &[("a.rs".to_owned(), comment)].into()), ["a.rs: claim_permit"]);
 }
 
 #[track_caller]
@@ -163,7 +230,7 @@ impl Scope {
                     self.collect_tree(&rest[1..length], &[], imports);
                     length
                 }
-                // `::std::io`, and what follows `<T as U>`.
+                // `::std::io`, and what follows a qualified type.
                 [Token::Punctuation(':'), Token::Punctuation(':'), ..] => 2 + path(&rest[2..]).1,
                 [Token::Word(_), ..] => {
                     let (path, length) = path(rest);
