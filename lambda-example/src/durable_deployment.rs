@@ -26,7 +26,7 @@ pub async fn durable_deployment(
     ctx: DurableContext,
 ) -> Result<Done, BoxError> {
     // With this identity, an operator can free the lock of an execution that was stopped.
-    let lock = ctx.lock(&locks, &input.key).owner_from(ctx.execution_arn()).lease(LEASE).wait_up_to(WAIT);
+    let lock = ctx.lock(&locks, &input.key).identity(ctx.execution_arn()).lease(LEASE).wait_up_to(WAIT);
     let deployed = lock.run(move |held| async move {
         held.wait(simulation.time(input.rolling_out_ms)).await?;
         let input = Deployment { rolling_out_ms: 0, ..input };

@@ -24,7 +24,7 @@ fn process(engine: &DynamoDb) -> Result<Locks, lambda_lock::Error> {
 /// Takes the lock, and returns what the next step needs. If this step is repeated in the same run, it takes its own lock
 /// over instead of waiting for it.
 async fn first_step(locks: Locks, run: &str) -> Result<String, Box<dyn Error>> {
-    let lock = locks.acquire("deploy").owner_from(run).lease(LEASE).await?;
+    let lock = locks.acquire("deploy").identity(run).lease(LEASE).await?;
     println!("the first step of {run} has fence {}, and ends", lock.fence());
     Ok(serde_json::to_string(&lock.into_ticket())?)
 }

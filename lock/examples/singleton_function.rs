@@ -45,7 +45,7 @@ async fn main() -> Result<(), Error> {
         // Different reports can run at the same time. The default key is the function's name.
         .key_from(|event: &LambdaEvent<Request>| format!("report#{}", event.payload.report))
         // A schedule that fires twice, seconds apart, writes even a very short report once.
-        .hold_at_least(Duration::from_secs(30))
+        .min_hold(Duration::from_secs(30))
         // An answer instead of an error, after which Lambda would retry. Lambda's retry of a holder that has crashed still
         // gets the error, until the key is free.
         .on_held(|held| Outcome::Skipped { reason: held.to_string() });

@@ -115,7 +115,7 @@ impl Holder {
         self.owner.as_deref()
     }
 
-    /// Returns the identity that the acquire was [given](crate::Acquire::owner_from), such as the ARN of an execution. For one
+    /// Returns the identity that the acquire was [given](crate::Acquire::identity), such as the ARN of an execution. For one
     /// of more than 256 bytes, it is `sha256:` and the digest.
     #[must_use]
     pub fn identity(&self) -> Option<&str> {
@@ -160,7 +160,7 @@ impl Holder {
     }
 
     /// Returns `true` if the holder released the key or completed its run. If this is `false` and the key is free, the lease
-    /// ended first: the holder crashed, or its work took too long. With `hold_at_least`, a released key stays
+    /// ended first: the holder crashed, or its work took too long. With `min_hold`, a released key stays
     /// [held](Self::is_current) for a while.
     #[must_use]
     pub fn has_released(&self) -> bool {

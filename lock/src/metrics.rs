@@ -29,9 +29,9 @@ pub const REFUSED: &str = "lambda_lock_refused";
 pub const RELEASED: &str = "lambda_lock_released";
 /// Counter: work under a lock or a record that failed. Its handler returned an error, panicked, or was cancelled at the end
 /// of its lease; an HTTP handler answered with a status from 500; a result could not be stored; a lock was dropped without
-/// a release; or your code called [`clear_hold_at_least`](crate::Lock::clear_hold_at_least). It does not count as
+/// a release; or your code called [`clear_min_hold`](crate::Lock::clear_min_hold). It does not count as
 /// [`RELEASED`]. [`Acquire::run`](crate::Acquire::run) and your own releases cannot tell an error from a result: call
-/// `clear_hold_at_least` there. What a ticket holds counts as released. A run that has committed its result in a transaction
+/// `clear_min_hold` there. What a ticket holds counts as released. A run that has committed its result in a transaction
 /// and fails after that counts as both.
 pub const WORK_FAILED: &str = "lambda_lock_work_failed";
 /// Counter: releases and completions that failed, by [`REASON`].

@@ -94,7 +94,7 @@ impl Acquiring {
                 Next::Sleep(_) => return Step::Sleep,
                 Next::Withdraw(acquisition, _) => return Step::Withdraw(withdrawal(acquisition)),
                 Next::End(Ended::Acquired(acquisition, grant, _)) => {
-                    let (hold, skew) = (self.acquire.hold_at_least, self.acquire.locks.0.table.clock_skew);
+                    let (hold, skew) = (self.acquire.min_hold, self.acquire.locks.0.table.clock_skew);
                     return Step::Held(Held {
                         acquisition,
                         fence: grant.fences.first().copied().unwrap_or_default(),

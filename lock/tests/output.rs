@@ -84,7 +84,7 @@ impl Table {
     fn new() -> Self {
         let table = Self { folder: TempDir::new().unwrap() };
         output(table.program(&["run", "--key", "free", "--holder", "one", "--", "true"]), 0);
-        let held = ["run", "--key", "held", "--holder", "other", "--hold-at-least", "1day", "--", "true"];
+        let held = ["run", "--key", "held", "--holder", "other", "--min-hold", "1day", "--", "true"];
         output(table.program(&held), 0);
         let text = |text: &str| AttributeValue::S(text.to_owned());
         let number = |number: u64| AttributeValue::N(number.to_string());

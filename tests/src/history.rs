@@ -177,8 +177,7 @@ impl workflow::Kind for Scene {
 
     async fn acquire(&self, operation: &Operation, ask: Ask<'_>, _: &mut Rng) -> Option<Arc<Lock>> {
         let Ask { locks, identity, lease, wait, takes_over } = ask;
-        let acquire =
-            locks.acquire(&operation.key).holder(&operation.name).owner_from(identity).lease(lease).wait(wait);
+        let acquire = locks.acquire(&operation.key).holder(&operation.name).identity(identity).lease(lease).wait(wait);
         match if takes_over { acquire.take_over().await } else { acquire.await } {
             Ok(lock) => {
                 let lock = Arc::new(lock);
@@ -319,14 +318,14 @@ async fn take_over(scene: Arc<Scene>, key: String, waiting: Waiting, mut random:
 async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng) {
     let locks = scene.stage.locks(host);
     let lease = millis(&mut random, 300..=2500);
-    let hold_at_least = if random.u8(0..6) == 0 { millis(&mut random, 1..=3000) } else { Duration::ZERO };
+    let min_hold = if random.u8(0..6) == 0 { millis(&mut random, 1..=3000) } else { Duration::ZERO };
     let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
     let wait = Waiting::draw(&mut random).up_to(budget);
-    let mut acquire = locks.acquire(&operation.key).holder(&operation.name).hold_at_least(hold_at_least).wait(wait);
+    let mut acquire = locks.acquire(&operation.key).holder(&operation.name).min_hold(min_hold).wait(wait);
     acquire =
         if random.bool() { acquire.lease(lease) } else { acquire.lease(lease).until(host.now() + budget + lease) };
     if random.u8(0..4) == 0 {
-        return run_under(operation, acquire, hold_at_least, scene.stage.largest_step(), random).await;
+        return run_under(operation, acquire, min_hold, scene.stage.largest_step(), random).await;
     }
     let started = scene.stage.engine.now();
     let acquired = acquire.await;
@@ -338,7 +337,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
         Ok(lock) => Arc::new(lock),
         Err(error) => return operation.refused(&error),
     };
-    operation.acquired(&lock, hold_at_least);
+    operation.acquired(&lock, min_hold);
     // Most holders finish in time. Some stay until the end of the lease, or overstay it.
     let work = if random.u8(0..3) == 0 { lease.mul_f64(0.8 + random.f64()) } else { lease.mul_f64(random.f64() / 2.0) };
     sleep(work).await;
@@ -464,10 +463,10 @@ async fn release(operation: &Operation, lock: &Arc<Lock>) {
 
 /// Acquires the key and holds it with `run`, whose body must not outlive the lease.
 /// While it sleeps, the clock can step by so much.
-async fn run_under(operation: &Operation, acquire: Acquire, hold_at_least: Duration, step: Duration, mut random: Rng) {
+async fn run_under(operation: &Operation, acquire: Acquire, min_hold: Duration, step: Duration, mut random: Rng) {
     let steps = random.u32(0..150);
     let ran = acquire.run(async |lock| {
-        let inside = operation.entered(lock, hold_at_least);
+        let inside = operation.entered(lock, min_hold);
         let mut overstayed = Duration::ZERO;
         for _ in 0..steps {
             sleep(Duration::from_millis(20)).await;

@@ -123,7 +123,7 @@ impl User {
                 }
                 3 | 4 => {
                     let identity = format!("execution {}", random.u32(..));
-                    let acquire = || locks.acquire(KEY).owner_from(&identity).lease(LEASE).wait(wait);
+                    let acquire = || locks.acquire(KEY).identity(&identity).lease(LEASE).wait(wait);
                     let first = acquire().await?;
                     // The clock of the next acquire is later.
                     sleep(Duration::from_millis(2)).await;

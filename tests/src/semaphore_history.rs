@@ -161,7 +161,7 @@ impl workflow::Kind for Scene {
     async fn acquire(&self, operation: &Operation, ask: Ask<'_>, _: &mut Rng) -> Option<Arc<Lock>> {
         let Ask { locks, identity, lease, wait, takes_over } = ask;
         let acquire = locks.semaphore(&operation.key, operation.permits).acquire().holder(&operation.name);
-        let acquire = acquire.owner_from(identity).lease(lease).wait(wait);
+        let acquire = acquire.identity(identity).lease(lease).wait(wait);
         match if takes_over { acquire.take_over().await } else { acquire.await } {
             Ok(permit) => {
                 let permit = Arc::new(permit);
@@ -244,7 +244,7 @@ impl Scene {
             let operation = Operation::new("the last of an identity", key, self.permits, Arc::clone(&self.ledger));
             let operation = operation.of_identity(&identity);
             let semaphore = locks.semaphore(&operation.key, operation.permits);
-            let acquire = semaphore.acquire().owner_from(&identity).holder(&operation.name);
+            let acquire = semaphore.acquire().identity(&identity).holder(&operation.name);
             match acquire.lease(Duration::from_secs(2)).await {
                 Ok(permit) => {
                     let permit = Arc::new(permit);
@@ -346,10 +346,10 @@ async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
 async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng) {
     let locks = scene.stage.locks(host);
     let lease = millis(&mut random, 300..=2500);
-    let hold_at_least = if random.u8(0..6) == 0 { millis(&mut random, 1..=3000) } else { Duration::ZERO };
+    let min_hold = if random.u8(0..6) == 0 { millis(&mut random, 1..=3000) } else { Duration::ZERO };
     let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
     let semaphore = locks.semaphore(&operation.key, operation.permits);
-    let acquire = semaphore.acquire().holder(&operation.name).hold_at_least(hold_at_least).lease(lease);
+    let acquire = semaphore.acquire().holder(&operation.name).min_hold(min_hold).lease(lease);
     let permit = match acquire.wait(Waiting::draw(&mut random).up_to(budget)).await {
         Ok(permit) => Arc::new(permit),
         Err(error) => return operation.refused(&error),
@@ -374,12 +374,12 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
         // The answer to the last request of this process may be lost, or the request late.
         let last_request = permit.renew(lease.mul_f64(0.5 + random.f64()));
         let _ = timeout(millis(&mut random, 0..=200), last_request).await;
-        return hand_over(scene, operation, permit, (lease, hold_at_least), false, random).await;
+        return hand_over(scene, operation, permit, (lease, min_hold), false, random).await;
     }
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
         0 => operation.left("dropped its permit"),
-        _ => release(operation, &permit, hold_at_least).await,
+        _ => release(operation, &permit, min_hold).await,
     }
 }
 
@@ -409,7 +409,7 @@ async fn hand_over(
     scene: &Scene,
     operation: &Operation,
     permit: Arc<Lock>,
-    (lease, hold_at_least): (Duration, Duration),
+    (lease, min_hold): (Duration, Duration),
     at_once: bool,
     mut random: Rng,
 ) {
@@ -434,7 +434,7 @@ async fn hand_over(
     }
     if random.u8(0..4) == 0 {
         match locks.release_ticket(&ticket).await {
-            Ok(()) => operation.kept(&owner, fence, acquired_at, hold_at_least),
+            Ok(()) => operation.kept(&owner, fence, acquired_at, min_hold),
             Err(error) => operation.ticket_release_refused(&owner, ticket.expires_at(), end, &error),
         }
         return;
@@ -452,15 +452,15 @@ async fn hand_over(
         operation.renewed(&permit, end, renewed);
         sleep(lease.mul_f64(random.f64())).await;
     }
-    release(operation, &permit, hold_at_least).await;
+    release(operation, &permit, min_hold).await;
 }
 
-async fn release(operation: &Operation, permit: &Arc<Lock>, hold_at_least: Duration) {
+async fn release(operation: &Operation, permit: &Arc<Lock>, min_hold: Duration) {
     let end = permit.expires_at();
     let mut answer = permit.release().await;
     if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
         // The release may have been applied, or may arrive later.
         answer = permit.release().await;
     }
-    operation.released(permit, end, hold_at_least, answer);
+    operation.released(permit, end, min_hold, answer);
 }

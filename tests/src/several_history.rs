@@ -136,11 +136,11 @@ impl workflow::Kind for Scene {
         let Ask { locks, identity, lease, wait, takes_over } = ask;
         let acquired = match operation.keys.as_slice() {
             [key] if random.bool() => {
-                let acquire = locks.acquire(key).holder(&operation.name).owner_from(identity).lease(lease).wait(wait);
+                let acquire = locks.acquire(key).holder(&operation.name).identity(identity).lease(lease).wait(wait);
                 if takes_over { acquire.take_over().await } else { acquire.await }.map(Held::Lock)
             }
             keys => {
-                let acquire = locks.acquire_all(keys).holder(&operation.name).owner_from(identity);
+                let acquire = locks.acquire_all(keys).holder(&operation.name).identity(identity);
                 let acquire = acquire.lease(lease).wait(wait);
                 if takes_over { acquire.take_over().await } else { acquire.await }.map(Held::Set)
             }

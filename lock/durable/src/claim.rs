@@ -59,11 +59,11 @@ enum Request {
 
 impl Claim {
     fn request(&self, identity: &str, lease: Duration) -> Request {
-        let one = |acquire: Acquire| Request::One(acquire.owner_from(identity).lease(lease));
+        let one = |acquire: Acquire| Request::One(acquire.identity(identity).lease(lease));
         match &self.kind {
             Kind::Key(key) => one(self.locks.acquire(key)),
             Kind::Permit(key, permits) => one(self.locks.semaphore(key, *permits).acquire()),
-            Kind::Keys(keys) => Request::All(self.locks.acquire_all(keys).owner_from(identity).lease(lease)),
+            Kind::Keys(keys) => Request::All(self.locks.acquire_all(keys).identity(identity).lease(lease)),
         }
     }
 

@@ -73,7 +73,7 @@ impl Held {
         Self { ctx: ctx.clone(), lock: Arc::clone(&self.lock) }
     }
 
-    /// Returns the [identity](lambda_lock::Acquire::owner_from) that holds the lock.
+    /// Returns the [identity](lambda_lock::Acquire::identity) that holds the lock.
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.lock.identity

@@ -76,12 +76,12 @@ impl DurableLock {
         self
     }
 
-    /// Sets the [identity](lambda_lock::Acquire::owner_from) that holds the lock. By default, it is the execution's ARN with
+    /// Sets the [identity](lambda_lock::Acquire::identity) that holds the lock. By default, it is the execution's ARN with
     /// a random number, so that parallel branches of an execution exclude each other.
     ///
     /// With the ARN itself, [`Locks::release_identity`] frees the key after the execution was stopped. No two branches may
     /// take the same key then.
-    pub fn owner_from(mut self, identity: impl Into<String>) -> Self {
+    pub fn identity(mut self, identity: impl Into<String>) -> Self {
         self.identity = Some(identity.into());
         self
     }

@@ -238,7 +238,7 @@ where
         let was_refused = matches!(&outcome, Ok(Err(HandlerError::Handler(error))) if !(settings.is_failure)(error));
         if !is_done && !was_refused {
             // Counted as failed.
-            lock.clear_hold_at_least();
+            lock.clear_min_hold();
         }
         let found = match update {
             RecordUpdate::Completed => {
@@ -407,7 +407,7 @@ impl Drop for AbandonOnDrop<'_> {
     fn drop(&mut self) {
         if let Some(lock) = self.0 {
             // Counted as failed.
-            lock.clear_hold_at_least();
+            lock.clear_min_hold();
             lock.abandon();
         }
     }

@@ -32,7 +32,7 @@ use crate::text::printable;
 /// | [`wait`](Self::wait) | off |
 /// | [`on_held`](Self::on_held) | the invocation fails with `LockHeld` |
 /// | [`on_unavailable`](Self::on_unavailable) | the invocation fails with `LockUnavailable` or `LockThrottled` |
-/// | [`hold_at_least`](Self::hold_at_least) | off |
+/// | [`min_hold`](Self::min_hold) | off |
 /// | [`at_most`](Self::at_most) | one invocation at a time |
 /// | [`per_tenant`](Self::per_tenant) | all tenants of a function share a key |
 ///
@@ -108,7 +108,7 @@ struct LockSettings<H: HandlerInput<Arc<Lock>>, R> {
     wait: Option<Wait>,
     permit: Option<PermitOf>,
     per_tenant: bool,
-    hold_at_least: Duration,
+    min_hold: Duration,
     on_held: Option<Answer<R>>,
     on_unavailable: OnUnavailable,
     handler_input: PhantomData<fn(H)>,
@@ -162,7 +162,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
                 wait: None,
                 permit: None,
                 per_tenant: false,
-                hold_at_least: Duration::ZERO,
+                min_hold: Duration::ZERO,
                 on_held: None,
                 on_unavailable: OnUnavailable::Fail,
                 handler_input: PhantomData,
@@ -233,8 +233,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// Holds the key for at least this long, even if the handler finishes earlier; up to a day. A schedule that fires
     /// twice, seconds apart, then runs a short job once. A handler that fails frees the key at once, for the retry.
     #[must_use]
-    pub fn hold_at_least(self, hold: Duration) -> Self {
-        self.with(|settings| settings.hold_at_least = hold)
+    pub fn min_hold(self, hold: Duration) -> Self {
+        self.with(|settings| settings.min_hold = hold)
     }
 
     /// Runs up to `permits` invocations of a key at a time, instead of one: each acquires a permit of the key's
@@ -275,7 +275,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     ///
     /// Lambda may also deliver an event twice while the first delivery runs. The second one fails in the same way, and its
     /// retry runs after the first has released the key. Let the work recognise its event by the request id, or choose a
-    /// [`hold_at_least`](Self::hold_at_least) of several minutes.
+    /// [`min_hold`](Self::min_hold) of several minutes.
     #[must_use]
     pub fn on_held(self, answer: impl Fn(&Error) -> R + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.on_held = Some(Arc::new(answer)))
@@ -315,7 +315,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
             Some(permit) => permit(&self.locks, &key),
             None => self.locks.acquire(&key),
         };
-        let acquire = acquire.hold_at_least(self.hold_at_least).holder(holder(context));
+        let acquire = acquire.min_hold(self.min_hold).holder(holder(context));
         let mut acquire = acquire.until(context.deadline());
         if let Some(lease) = self.lease {
             acquire = acquire.lease(lease);
@@ -397,7 +397,7 @@ where
             let work = async {
                 let result = inner.call(input).await;
                 if result.is_err() {
-                    lock.clear_hold_at_least();
+                    lock.clear_min_hold();
                 }
                 answer = Some(result);
             };

@@ -44,7 +44,7 @@ impl Locks {
             until: None,
             wait: None,
             around_pause: None,
-            hold_at_least: Duration::ZERO,
+            min_hold: Duration::ZERO,
             holder: None,
             identity: None,
             takes_over: false,
@@ -111,7 +111,7 @@ pub struct Acquire {
     until: Option<SystemTime>,
     pub(super) wait: Option<Wait>,
     pub(super) around_pause: Option<Arc<dyn AroundPause>>,
-    pub(crate) hold_at_least: Duration,
+    pub(crate) min_hold: Duration,
     holder: Option<String>,
     identity: Option<String>,
     /// Only an earlier acquire of the identity is replaced.
@@ -169,8 +169,8 @@ impl Acquire {
     /// It does not extend the lease of a holder that crashed. The key is free at once if the lock is dropped without a
     /// release, or if its [`run`](Self::run) panics or is cancelled.
     #[doc(alias = "cron")]
-    pub fn hold_at_least(mut self, hold: Duration) -> Self {
-        self.hold_at_least = hold;
+    pub fn min_hold(mut self, hold: Duration) -> Self {
+        self.min_hold = hold;
         self
     }
 
@@ -208,18 +208,18 @@ impl Acquire {
     /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
     /// let lock = locks
     ///     .acquire("nightly-report")
-    ///     .owner_from(execution_arn)
+    ///     .identity(execution_arn)
     ///     .wait(Duration::from_secs(5))
     ///     .await?;
     /// # lock.release().await
     /// # }
     /// ```
-    pub fn owner_from(mut self, identity: impl Into<String>) -> Self {
+    pub fn identity(mut self, identity: impl Into<String>) -> Self {
         self.identity = Some(identity.into());
         self
     }
 
-    /// Takes the lock over from an earlier acquire of the same [identity](Self::owner_from), with a larger
+    /// Takes the lock over from an earlier acquire of the same [identity](Self::identity), with a larger
     /// [fence](Lock::fence) and a new lease. A step of a workflow that is retried has a fence of its own for each attempt.
     /// It never acquires what is free: the lock may have been another's meanwhile. A takeover that is not answered frees nothing:
     /// the identity still holds the lock. Two `UpdateItem`s, of which the first reads the row (IAM action
@@ -237,7 +237,7 @@ impl Acquire {
     /// let lock = locks
     ///     .acquire("deploy")
     ///     .lease(Duration::from_secs(600))
-    ///     .owner_from(execution_arn)
+    ///     .identity(execution_arn)
     ///     .wait(Duration::from_secs(5))
     ///     .take_over()
     ///     .await?;
@@ -279,8 +279,8 @@ impl Acquire {
     /// If the future is dropped, so is the body, perhaps with half of its work done, and the lock is released in the
     /// background. Put a timeout around the work in the body, or await the future on a task of its own (`tokio::spawn`).
     ///
-    /// A body that returns counts as done, so [`hold_at_least`](Self::hold_at_least) applies, and the metrics count it as
-    /// [released](crate::metrics::RELEASED): call [`Lock::clear_hold_at_least`] in a body that failed.
+    /// A body that returns counts as done, so [`min_hold`](Self::min_hold) applies, and the metrics count it as
+    /// [released](crate::metrics::RELEASED): call [`Lock::clear_min_hold`] in a body that failed.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
@@ -320,7 +320,7 @@ impl Acquire {
     /// # struct State { turn: Option<Turn>, ticket: Option<Ticket> }
     /// /// A step of a workflow: sleeps and runs again until it has the lock.
     /// async fn acquire(locks: &Locks, execution: &str, state: &mut State) -> Result<Option<Duration>, Error> {
-    ///     let acquire = locks.acquire("deploy").lease(Duration::from_secs(600)).owner_from(execution);
+    ///     let acquire = locks.acquire("deploy").lease(Duration::from_secs(600)).identity(execution);
     ///     match acquire.attempt(state.turn.take()).await? {
     ///         Attempt::Waiting(turn) => {
     ///             let delay = turn.delay();
@@ -378,9 +378,9 @@ impl Acquire {
             check_identity(identity)?;
         }
         if self.takes_over && self.identity.is_none() {
-            return Err(Error::invalid("a takeover needs the identity of the holder: set `owner_from`"));
+            return Err(Error::invalid("a takeover needs the identity of the holder: set `identity`"));
         }
-        check_duration("minimum hold", self.hold_at_least, Duration::ZERO, DAY)?;
+        check_duration("minimum hold", self.min_hold, Duration::ZERO, DAY)?;
         self.wait.map_or(Ok(()), |wait| wait.check())?;
         if let Some(data) = &self.data {
             self.kind.check_data(data)?;
@@ -477,7 +477,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     lock.leave_to_task();
     let outcome = AssertUnwindSafe(lock.while_held(body)).catch_unwind().await.map(Result::ok);
     if !matches!(outcome, Ok(Some(_))) {
-        lock.clear_hold_at_least();
+        lock.clear_min_hold();
     }
     // A loss was logged before.
     if let Err(error) = in_time_to_answer(lock, lock.release()).await

@@ -107,7 +107,7 @@ struct State {
 /// What the requests after an acquire have in common. A lock that is resumed takes it over from the one that was handed over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Continuation {
-    /// Until when `hold_at_least` keeps the key after an early release.
+    /// Until when `min_hold` keeps the key after an early release.
     pub(crate) hold_until: Option<Duration>,
     /// How many requests were sent after the acquire.
     pub(crate) sequence: u64,
@@ -116,10 +116,10 @@ pub(crate) struct Continuation {
 }
 
 impl Continuation {
-    pub(crate) fn new(sent: Moment, hold_at_least: Duration, clock_skew: Duration) -> Self {
+    pub(crate) fn new(sent: Moment, min_hold: Duration, clock_skew: Duration) -> Self {
         // The skew is added because the clocks of other hosts can be ahead.
-        let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(clock_skew);
-        Self { hold_until: (!hold_at_least.is_zero()).then_some(hold_until), sequence: 0, release: None }
+        let hold_until = sent.wall.saturating_add(min_hold).saturating_add(clock_skew);
+        Self { hold_until: (!min_hold.is_zero()).then_some(hold_until), sequence: 0, release: None }
     }
 
     pub(crate) fn next_sequence(&mut self) -> u64 {
@@ -156,9 +156,9 @@ impl Lock {
         acquisition: Acquisition,
         grant: Grant,
         telemetry: HoldSpan,
-        hold_at_least: Duration,
+        min_hold: Duration,
     ) -> Self {
-        let continuation = Continuation::new(grant.sent, hold_at_least, locks.0.table.clock_skew);
+        let continuation = Continuation::new(grant.sent, min_hold, locks.0.table.clock_skew);
         Self::continuing(locks, acquisition, grant, telemetry, continuation)
     }
 
@@ -223,7 +223,7 @@ impl Lock {
     }
 
     /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal. With
-    /// [`owner_from`](crate::Acquire::owner_from), the length of the identity and the identity precede it, as in
+    /// [`identity`](crate::Acquire::identity), the length of the identity and the identity precede it, as in
     /// `5#order#0f…`.
     #[must_use]
     pub fn owner(&self) -> &str {
@@ -423,7 +423,7 @@ impl Lock {
         self.hold.state().new_data = Some(data.into());
     }
 
-    /// Clears [`hold_at_least`](crate::Acquire::hold_at_least), so that the release frees the key at once. Use it when the
+    /// Clears [`min_hold`](crate::Acquire::min_hold), so that the release frees the key at once. Use it when the
     /// work was not done, so that the next attempt need not wait. The work then counts as
     /// [failed](crate::metrics::WORK_FAILED), so that an alarm on work that is missing sees it. Sends no request.
     ///
@@ -431,15 +431,15 @@ impl Lock {
     /// # use std::time::Duration;
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks) -> Result<(), Error> {
-    /// let lock = locks.acquire("nightly-report").hold_at_least(Duration::from_secs(30)).await?;
+    /// let lock = locks.acquire("nightly-report").min_hold(Duration::from_secs(30)).await?;
     /// if write_report().await.is_err() {
-    ///     lock.clear_hold_at_least();
+    ///     lock.clear_min_hold();
     /// }
     /// lock.release().await
     /// # }
     /// # async fn write_report() -> Result<(), ()> { Ok(()) }
     /// ```
-    pub fn clear_hold_at_least(&self) {
+    pub fn clear_min_hold(&self) {
         self.hold.work_failed();
     }
 
@@ -486,7 +486,7 @@ impl Lock {
         Ok(())
     }
 
-    /// Releases the lock, which frees the key at once or, with `hold_at_least`, when that time is over. A host whose clock is
+    /// Releases the lock, which frees the key at once or, with `min_hold`, when that time is over. A host whose clock is
     /// behind needs one more request to acquire it. One request, unless a request has already shown the lock released or
     /// lost; IAM action `dynamodb:UpdateItem`. It is repeated like a [renewal](Self::renew).
     ///
@@ -590,13 +590,13 @@ impl Holding {
         !is_stopped && matches!(phase, Phase::Releasing | Phase::Released)
     }
 
-    fn clear_hold_at_least(&self) {
+    fn clear_min_hold(&self) {
         self.state().continuation.hold_until = None;
     }
 
     /// The work was not done, so the next attempt need not wait.
     fn work_failed(&self) {
-        self.clear_hold_at_least();
+        self.clear_min_hold();
         if self.is_enforced() {
             self.telemetry.work_failed();
         }
@@ -750,7 +750,7 @@ impl Held for Holding {
                     _ => changed.await,
                 }
             }
-            self.clear_hold_at_least();
+            self.clear_min_hold();
             self.release_unless_completed().await.map(drop)
         })
     }

@@ -191,7 +191,7 @@ impl Locks {
     /// [`Acquire::run`](crate::Acquire::run), [`Lock::while_held`](crate::Lock::while_held) or a middleware, is cancelled at
     /// its next await point as if the lease had ended, and only then is the lock released. If the work does not stop, its
     /// lock is not released: do not call this from within such work. Other work must watch `lost` itself. A [minimum
-    /// hold](crate::Acquire::hold_at_least) ends.
+    /// hold](crate::Acquire::min_hold) ends.
     ///
     /// An idempotent run is cancelled in the same way, so its record is released, and a retry runs the work again. With
     /// `OnUnfinished::Reject`, the record stays, and a retry is refused. A run whose work is done stores its result, and this

@@ -74,7 +74,7 @@ impl Acquire {
         match ended {
             Ended::Acquired(acquisition, grant, taken_from) => {
                 let of_hold = HoldSpan::new(telemetry.span().clone(), self.name());
-                let lock = Lock::new(self.locks.clone(), acquisition, grant, of_hold, self.hold_at_least);
+                let lock = Lock::new(self.locks.clone(), acquisition, grant, of_hold, self.min_hold);
                 telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), &taken_from);
                 Ok(Asked::Acquired(lock))
             }

@@ -48,7 +48,7 @@ impl Locks {
 ///
 /// The IAM action is `dynamodb:UpdateItem`. All permits of a key are in one row, and each adds its holder's name and about
 /// 130 bytes while it is held (70 more after a renewal, a resumption and a takeover), and with
-/// [`owner_from`](Acquire::owner_from) twice the length of the identity. A released permit leaves nothing.
+/// [`identity`](Acquire::identity) twice the length of the identity. A released permit leaves nothing.
 ///
 /// DynamoDB bills a write by the KB of the row, and writes one row about 1000 times a second at most. So a semaphore suits tens
 /// of permits that are held for a second or longer, and not thousands of short calls a second.

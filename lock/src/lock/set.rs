@@ -111,11 +111,11 @@ impl AcquireAll {
         self
     }
 
-    /// Acquires the locks for an identity of the caller, as [`Acquire::owner_from`] does. It takes over what an earlier acquire
+    /// Acquires the locks for an identity of the caller, as [`Acquire::identity`] does. It takes over what an earlier acquire
     /// of the identity holds, key by key: the sets may differ. The earlier holder then finds its whole set lost, and its other
     /// keys stay held until it releases them or their leases end.
-    pub fn owner_from(mut self, identity: impl Into<String>) -> Self {
-        self.acquire = self.acquire.owner_from(identity);
+    pub fn identity(mut self, identity: impl Into<String>) -> Self {
+        self.acquire = self.acquire.identity(identity);
         self
     }
 
@@ -129,7 +129,7 @@ impl AcquireAll {
         })
     }
 
-    /// Takes the locks over from earlier acquires of the same [identity](Self::owner_from), all or none, as
+    /// Takes the locks over from earlier acquires of the same [identity](Self::identity), all or none, as
     /// [`Acquire::take_over`] does. Two `TransactWriteItems`, of which the first reads the rows; IAM action
     /// `dynamodb:UpdateItem` on each key.
     pub async fn take_over(self) -> Result<LockSet, Error> {
@@ -289,9 +289,9 @@ impl LockSet {
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
     /// let accounts = ["account#1", "account#2"];
-    /// locks.acquire_all(accounts).owner_from(execution_arn).await?.keep();
+    /// locks.acquire_all(accounts).identity(execution_arn).await?.keep();
     /// // In a later step:
-    /// let set = locks.acquire_all(accounts).owner_from(execution_arn).take_over().await?;
+    /// let set = locks.acquire_all(accounts).identity(execution_arn).take_over().await?;
     /// set.release().await
     /// # }
     /// ```

@@ -101,7 +101,7 @@ pub struct Ticket {
     /// When the lock was acquired.
     acquired_at: u64,
     expires_at: u64,
-    /// Until when `hold_at_least` keeps the key.
+    /// Until when `min_hold` keeps the key.
     hold_until: Option<u64>,
     /// What the lock is, if it is not that of a key.
     kind: Option<String>,
@@ -301,7 +301,7 @@ impl Lock {
     /// nothing: without a use of the ticket, the key is held until the lease ends.
     ///
     /// Data that was [set](Self::set_data) and not written by a renewal is dropped. The [minimum
-    /// hold](crate::Acquire::hold_at_least) goes with the ticket. A lock that was lost or released gives a ticket that
+    /// hold](crate::Acquire::min_hold) goes with the ticket. A lock that was lost or released gives a ticket that
     /// is refused; after a release that was not answered, the row decides. A lock that is not
     /// [enforced](Self::is_enforced) gives a ticket that says so.
     pub fn into_ticket(self) -> Ticket {
@@ -337,7 +337,7 @@ impl Locks {
     /// [`Unavailable`](crate::ErrorKind::Unavailable), [`Throttled`](crate::ErrorKind::Throttled) or
     /// [`Conflict`](crate::ErrorKind::Conflict), and if the future is dropped, the ticket may be used up. The ticket is
     /// then refused as used, and the key is held until the lease ends, an operator [frees](Self::force_release) it, or
-    /// another acquire of its [identity](crate::Acquire::owner_from) takes it over. So do not put a resumption under a
+    /// another acquire of its [identity](crate::Acquire::identity) takes it over. So do not put a resumption under a
     /// timeout: spawn it on a task, or renew and release with the ticket itself, which can be repeated.
     ///
     /// If locking is [disabled](crate::LocksBuilder::enabled) here, or the lock of the ticket is not enforced, nothing
@@ -425,7 +425,7 @@ impl Locks {
         Ok(SystemTime::UNIX_EPOCH + Duration::from_millis(end).saturating_sub(table.clock_skew))
     }
 
-    /// Releases the ticket's lock, which frees the key at once or, with `hold_at_least`, when that time is over. Uses up the
+    /// Releases the ticket's lock, which frees the key at once or, with `min_hold`, when that time is over. Uses up the
     /// ticket. One request; IAM action `dynamodb:UpdateItem`.
     ///
     /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the

@@ -43,7 +43,7 @@ fn an_invalid_argument_exits_with_2_and_names_value_and_bound() {
         (&["release", "--force", "--yes"], ["<KEY>", "--help"]),
         (&["acquire", "--lease", "30m"], ["--key", "--help"]),
         (&["acquire", "--key", "job", "--lease", "367days"], ["367days", "1ms and 366days"]),
-        (&["acquire", "--key", "job", "--owner-from", ""], ["--owner-from", "--help"]),
+        (&["acquire", "--key", "job", "--identity", ""], ["--identity", "--help"]),
         (&["renew", "--lease", "0s"], ["0s", "1ms and 366days"]),
     ] {
         let outcome = place.run(arguments).expect_code(2);

@@ -119,7 +119,7 @@ fn list_selects_by_start_kind_and_age_and_sorts_by_age() {
     place.run(["run", "--key", "shop#z-older", "--", "true"]).expect_code(0);
     place.put(&[("id", text("shop#order")), ("status", text("COMPLETED")), ("expiration", end)]);
     place.run(["run", "--key", "shop#younger", "--", "true"]).expect_code(0);
-    place.run(["run", "--key", "bank", "--at-most", "2", "--hold-at-least", "1h", "--", "true"]).expect_code(0);
+    place.run(["run", "--key", "bank", "--at-most", "2", "--min-hold", "1h", "--", "true"]).expect_code(0);
     let listed = |options: &[&str]| -> Vec<String> {
         let lines = place.run([&["list", "--json"], options].concat()).expect_code(0).stdout;
         lines
@@ -194,7 +194,7 @@ fn get_shows_several_keys_and_names_keys_like_those_without_a_row() {
 fn the_identity_of_a_holder_is_shown() {
     let place = Place::new();
     let arn = "arn:aws:states:eu-west-1:123456789012:execution:deploy:7f";
-    place.run(["acquire", "--key", "svc2", "--owner-from", arn, "--holder", "deployer"]).expect_code(0);
+    place.run(["acquire", "--key", "svc2", "--identity", arn, "--holder", "deployer"]).expect_code(0);
     assert_eq!(place.json("svc2")["identity"], arn);
     for table in [place.run(["get", "svc2"]).stdout, place.run(["list"]).stdout] {
         assert!(table.contains(&format!("deployer for {arn}")), "{table}");

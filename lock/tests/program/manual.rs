@@ -14,7 +14,7 @@ fn completions_name_the_commands() {
             command
         });
         let script = script.outcome().expect_code(0).stdout;
-        for name in ["run", "list", "create-table", "hold-at-least"] {
+        for name in ["run", "list", "create-table", "min-hold"] {
             assert!(script.contains(name), "{shell}: {name}");
         }
     }

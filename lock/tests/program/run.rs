@@ -105,9 +105,9 @@ fn a_run_that_waits_takes_a_place() {
 }
 
 #[test]
-fn hold_at_least_keeps_the_key_after_the_command() {
+fn min_hold_keeps_the_key_after_the_command() {
     let place = Place::new();
-    place.run(["run", "--key", "job", "--hold-at-least", "2s", "--", "true"]).expect_code(0);
+    place.run(["run", "--key", "job", "--min-hold", "2s", "--", "true"]).expect_code(0);
     let held = place.json("job");
     assert_eq!(held["state"], "held");
     place.run(["run", "--key", "job", "--", "true"]).expect_code(75);
@@ -116,7 +116,7 @@ fn hold_at_least_keeps_the_key_after_the_command() {
 }
 
 #[test]
-fn hold_at_least_does_not_keep_the_key_of_a_failed_command() {
+fn min_hold_does_not_keep_the_key_of_a_failed_command() {
     let place = Place::new();
     for (code, lease, command) in [
         (3, "100s", &["sh", "-c", "exit 3"][..]),
@@ -125,7 +125,7 @@ fn hold_at_least_does_not_keep_the_key_of_a_failed_command() {
         (126, "100s", &["/etc/passwd"]),
         (76, "1s", &["sleep", "100"]),
     ] {
-        let options = ["run", "--key", "job", "--hold-at-least", "200s", "--lease", lease, "--"];
+        let options = ["run", "--key", "job", "--min-hold", "200s", "--lease", lease, "--"];
         place.run([&options, command].concat()).expect_code(code);
         assert_eq!(place.json("job")["state"], "free", "{command:?}");
     }

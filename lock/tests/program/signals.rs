@@ -53,7 +53,7 @@ fn the_command_is_awaited_when_the_caller_ignores_sigchld() {
         let mut command = bare(&ignoring);
         command.arg(PROGRAM).env("LOCK_ENABLED", enabled);
         place.at_home(&mut command);
-        command.args(["run", "--key", enabled, "--hold-at-least", "100s", "--"]);
+        command.args(["run", "--key", enabled, "--min-hold", "100s", "--"]);
         command.args(["sh", "-c", "if test -e /proc/self/status; then exec grep SigIgn /proc/self/status; fi"]);
         let outcome = Process::start(command).outcome().expect_code(0);
         // The command can wait for its own children.

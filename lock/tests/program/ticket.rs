@@ -91,7 +91,7 @@ fn a_ticket_whose_lease_has_ended_exits_with_76() {
     acquire(&place, &["--lease", "3s"], "ticket");
     thread::sleep(Duration::from_millis(3200));
     with_ticket(&place, &["renew"], "ticket").expect_code(76).expect_sentence(&["lease has ended"]);
-    place.run(["run", "--key", "job", "--holder", "next", "--hold-at-least", "1h", "--", "true"]).expect_code(0);
+    place.run(["run", "--key", "job", "--holder", "next", "--min-hold", "1h", "--", "true"]).expect_code(0);
     for command in ["renew", "release"] {
         with_ticket(&place, &[command], "ticket").expect_code(76).expect_sentence(&["`job`", "lost to next"]);
     }
@@ -123,9 +123,9 @@ fn a_forged_or_invalid_ticket_exits_with_78() {
 #[test]
 fn an_identity_takes_its_own_lock_over() {
     let place = Place::new();
-    let first = acquire(&place, &["--owner-from", "run 7"], "first");
-    place.run(["acquire", "--key", "job", "--owner-from", "run 8"]).expect_code(75);
-    let second = acquire(&place, &["--owner-from", "run 7"], "second");
+    let first = acquire(&place, &["--identity", "run 7"], "first");
+    place.run(["acquire", "--key", "job", "--identity", "run 8"]).expect_code(75);
+    let second = acquire(&place, &["--identity", "run 7"], "second");
     assert!(second["fence"].as_u64() > first["fence"].as_u64(), "{second}");
     with_ticket(&place, &["release"], "first").expect_code(76).expect_sentence(&["was lost to somebody@"]);
     with_ticket(&place, &["release"], "second").expect_code(0);
@@ -224,15 +224,15 @@ fn a_step_that_always_runs_frees_what_is_held() {
     let place = Place::new();
     for at_most in [&[][..], &["--at-most", "2"]] {
         let key = format!("job {}", at_most.len());
-        let acquire = [&["acquire", "--key", &key, "--owner-from", "run 7"], at_most].concat();
+        let acquire = [&["acquire", "--key", &key, "--identity", "run 7"], at_most].concat();
         let ticket = place.run(acquire.clone()).expect_code(0);
         fs::write(place.file("ticket"), &ticket.stdout).unwrap();
-        let release = |owner| place.run(["release", &key, "--owner-from", owner]).expect_code(0);
+        let release = |owner| place.run(["release", &key, "--identity", owner]).expect_code(0);
         assert!(release("run 8").stdout.contains("is not held for `run 8`"));
         assert!(release("run 7").stdout.starts_with(&format!("released: key `{key}`")));
         assert!(release("run 7").stdout.contains("is not held for `run 7`"));
         place
-            .run(["acquire", "--key", &key, "--owner-from", "run 8"].into_iter().chain(at_most.iter().copied()))
+            .run(["acquire", "--key", &key, "--identity", "run 8"].into_iter().chain(at_most.iter().copied()))
             .expect_code(0);
         with_ticket(&place, &["release", "--if-held"], "ticket").expect_code(0);
     }

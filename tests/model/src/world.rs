@@ -696,7 +696,7 @@ fn acquire(locks: &Locks, subject: Subject, bounds: Bounds, index: usize) -> &'s
         _ => locks.acquire(KEYS[1]),
     };
     let acquire = match subject {
-        Subject::KeyOfIdentity | Subject::PermitsOfIdentity(..) => acquire.owner_from("execution"),
+        Subject::KeyOfIdentity | Subject::PermitsOfIdentity(..) => acquire.identity("execution"),
         _ => acquire,
     };
     Box::leak(Box::new(settings(acquire, bounds, index)))
@@ -705,7 +705,7 @@ fn acquire(locks: &Locks, subject: Subject, bounds: Bounds, index: usize) -> &'s
 fn settings(acquire: Acquire, bounds: Bounds, index: usize) -> Acquire {
     let wait = Wait::backoff(Backoff::new().jitter(lambda_lock::Jitter::None)).max_attempts(bounds.attempts);
     let acquire = acquire.holder(format!("client {index}")).lease(TICK * bounds.lease).wait(wait);
-    if bounds.holds { acquire.hold_at_least(TICK) } else { acquire }
+    if bounds.holds { acquire.min_hold(TICK) } else { acquire }
 }
 
 impl Model for World {

@@ -81,8 +81,8 @@ pub(crate) async fn claim(locks: &Locks, what: What, how: How) -> Result<Claimed
         let all = || locks.acquire_all([KEY, OTHER]);
         return match how {
             How::AtOnce | How::WithExtras => all().await.map(Claimed::Set),
-            How::OfIdentity => all().owner_from(IDENTITY).await.map(Claimed::Set),
-            How::TakeOver => all().owner_from(IDENTITY).take_over().await.map(Claimed::Set),
+            How::OfIdentity => all().identity(IDENTITY).await.map(Claimed::Set),
+            How::TakeOver => all().identity(IDENTITY).take_over().await.map(Claimed::Set),
             How::Wait => all().wait(Duration::from_secs(5)).await.map(Claimed::Set),
             How::Attempt => all().attempt(None).await.map(Claimed::from),
             How::Attempts => match all().attempt(None).await? {
@@ -102,10 +102,10 @@ pub(crate) async fn claim(locks: &Locks, what: What, how: How) -> Result<Claimed
         How::AtOnce => one().await.map(Claimed::Lock),
         How::WithExtras => {
             let extras = one().data("the new data").attribute("extra", text("new"));
-            extras.hold_at_least(LEASE * 2).holder("a name\nof two lines").lease(LEASE * 2).await.map(Claimed::Lock)
+            extras.min_hold(LEASE * 2).holder("a name\nof two lines").lease(LEASE * 2).await.map(Claimed::Lock)
         }
-        How::OfIdentity => one().owner_from(IDENTITY).await.map(Claimed::Lock),
-        How::TakeOver => one().owner_from(IDENTITY).take_over().await.map(Claimed::Lock),
+        How::OfIdentity => one().identity(IDENTITY).await.map(Claimed::Lock),
+        How::TakeOver => one().identity(IDENTITY).take_over().await.map(Claimed::Lock),
         How::Wait => one().wait(Duration::from_secs(5)).await.map(Claimed::Lock),
         How::Attempt => one().attempt(None).await.map(Claimed::from),
         How::Attempts => match one().attempt(None).await? {

@@ -94,8 +94,8 @@ async fn acquired(locks: &Locks, what: What) -> Held {
     let semaphore = |permits| locks.semaphore(KEY, permits).acquire();
     Held::One(match what {
         What::Key => locks.acquire(KEY).await.unwrap(),
-        What::KeyOfIdentity => locks.acquire(KEY).owner_from(IDENTITY).await.unwrap(),
-        What::HeldAtLeast => locks.acquire(KEY).hold_at_least(LEASE / 2).await.unwrap(),
+        What::KeyOfIdentity => locks.acquire(KEY).identity(IDENTITY).await.unwrap(),
+        What::HeldAtLeast => locks.acquire(KEY).min_hold(LEASE / 2).await.unwrap(),
         What::Resumed => locks.resume(&locks.acquire(KEY).await.unwrap().into_ticket()).await.unwrap(),
         What::Permit => semaphore(1).await.unwrap(),
         What::OneOfThree => {
@@ -103,7 +103,7 @@ async fn acquired(locks: &Locks, what: What) -> Held {
             let _others = [semaphore(3).await.unwrap().into_ticket(), semaphore(3).await.unwrap().into_ticket()];
             semaphore(3).await.unwrap()
         }
-        What::PermitOfIdentity => semaphore(2).owner_from(IDENTITY).await.unwrap(),
+        What::PermitOfIdentity => semaphore(2).identity(IDENTITY).await.unwrap(),
         What::Keys => return Held::Two(locks.acquire_all([KEY, OTHER]).await.unwrap()),
     })
 }
@@ -195,7 +195,7 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, a
                 What::PermitOfIdentity | What::Permit | What::OneOfThree => locks.semaphore(KEY, 2).acquire(),
                 _ => locks.acquire(KEY),
             };
-            let acquire = acquire.owner_from(IDENTITY);
+            let acquire = acquire.identity(IDENTITY);
             let next = if operation == Operation::TakeOver { acquire.take_over().await } else { acquire.await };
             match next {
                 Ok(next) => {

@@ -67,9 +67,9 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
     };
     Some(match number {
         0 => vec![locks.acquire(KEY).holder("somebody").await.unwrap()],
-        1 => vec![locks.acquire(KEY).owner_from(IDENTITY).data("left").await.unwrap()],
+        1 => vec![locks.acquire(KEY).identity(IDENTITY).data("left").await.unwrap()],
         2 => {
-            let lock = locks.acquire(KEY).hold_at_least(Duration::from_secs(20)).await.unwrap();
+            let lock = locks.acquire(KEY).min_hold(Duration::from_secs(20)).await.unwrap();
             lock.release().await.unwrap();
             vec![lock]
         }
@@ -107,11 +107,11 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
         }
         8 => vec![semaphore.acquire().await.unwrap()],
         9 => vec![
-            semaphore.acquire().owner_from(IDENTITY).data("left").await.unwrap(),
+            semaphore.acquire().identity(IDENTITY).data("left").await.unwrap(),
             semaphore.acquire().holder("somebody").lease(Duration::from_mins(10)).await.unwrap(),
         ],
         10 => {
-            let permits = [semaphore.acquire().await.unwrap(), semaphore.acquire().owner_from(IDENTITY).await.unwrap()];
+            let permits = [semaphore.acquire().await.unwrap(), semaphore.acquire().identity(IDENTITY).await.unwrap()];
             for permit in &permits {
                 permit.release().await.unwrap();
             }
@@ -119,8 +119,8 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
         }
         11 => {
             let permits = [
-                semaphore.acquire().hold_at_least(Duration::from_secs(20)).await.unwrap(),
-                semaphore.acquire().owner_from(IDENTITY).await.unwrap(),
+                semaphore.acquire().min_hold(Duration::from_secs(20)).await.unwrap(),
+                semaphore.acquire().identity(IDENTITY).await.unwrap(),
             ];
             permits[0].release().await.unwrap();
             let Ok(Attempt::Waiting(_)) = semaphore.acquire().attempt(None).await else { panic!("it is full") };
@@ -149,7 +149,7 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
         // Freed by its identity, beside a permit that was resumed.
         17 => {
             let resumed = locks.resume(&semaphore.acquire().await.unwrap().into_ticket()).await.unwrap();
-            let freed = semaphore.acquire().owner_from(IDENTITY).await.unwrap();
+            let freed = semaphore.acquire().identity(IDENTITY).await.unwrap();
             assert!(locks.release_identity(KEY, IDENTITY).await.unwrap());
             vec![resumed, freed]
         }

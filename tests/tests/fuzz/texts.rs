@@ -155,7 +155,7 @@ enum Use {
 async fn lock(world: &World, is_permit: bool) -> lambda_lock::Lock {
     let locks = world.default_locks();
     let acquire = if is_permit { locks.semaphore(KEY, 2).acquire() } else { locks.acquire(KEY) };
-    acquire.hold_at_least(LEASE / 3).await.unwrap()
+    acquire.min_hold(LEASE / 3).await.unwrap()
 }
 
 async fn keys(locks: &Locks) -> Vec<String> {

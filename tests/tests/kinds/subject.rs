@@ -98,7 +98,7 @@ impl Subject for Key {
     }
 
     async fn acquire_for(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).owner_from(identity);
+        let acquire = Self::asked(locks, lease).identity(identity);
         match wait {
             Some(wait) => acquire.wait(wait).await.map(Self),
             None => acquire.await.map(Self),
@@ -106,7 +106,7 @@ impl Subject for Key {
     }
 
     async fn take_over(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).owner_from(identity);
+        let acquire = Self::asked(locks, lease).identity(identity);
         match wait {
             Some(wait) => acquire.wait(wait).take_over().await.map(Self),
             None => acquire.take_over().await.map(Self),
@@ -153,7 +153,7 @@ impl Subject for SeveralKeys {
     }
 
     async fn acquire_for(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).owner_from(identity);
+        let acquire = Self::asked(locks, lease).identity(identity);
         match wait {
             Some(wait) => acquire.wait(wait).await.map(Self),
             None => acquire.await.map(Self),
@@ -161,7 +161,7 @@ impl Subject for SeveralKeys {
     }
 
     async fn take_over(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).owner_from(identity);
+        let acquire = Self::asked(locks, lease).identity(identity);
         match wait {
             Some(wait) => acquire.wait(wait).take_over().await.map(Self),
             None => acquire.take_over().await.map(Self),
@@ -207,7 +207,7 @@ impl Subject for Permit {
     }
 
     async fn acquire_for(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).owner_from(identity);
+        let acquire = Self::asked(locks, lease).identity(identity);
         match wait {
             Some(wait) => acquire.wait(wait).await.map(Self),
             None => acquire.await.map(Self),
@@ -215,7 +215,7 @@ impl Subject for Permit {
     }
 
     async fn take_over(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).owner_from(identity);
+        let acquire = Self::asked(locks, lease).identity(identity);
         match wait {
             Some(wait) => acquire.wait(wait).take_over().await.map(Self),
             None => acquire.take_over().await.map(Self),

@@ -88,7 +88,7 @@ async fn a_grant_that_is_answered_after_its_lease_is_freed_before_the_next_attem
 async fn an_execution_has_at_once_what_an_earlier_attempt_by_a_clock_ahead_has_acquired() {
     for kind in KINDS {
         let world = World::new().await;
-        let asking = |locks: &Locks| kind(locks).lease(LEASE).owner_from("execution 1");
+        let asking = |locks: &Locks| kind(locks).lease(LEASE).identity("execution 1");
         let ahead = world.locks(&world.host().clock_ahead(Duration::from_millis(900)).build()).build().unwrap();
         let crashed = asking(&ahead).await.unwrap();
         let host = world.host().build();

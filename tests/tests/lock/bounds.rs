@@ -54,11 +54,11 @@ async fn a_lock_at_all_bounds_is_renewed_and_released() {
     let host = world.host().build();
     let locks = longest(world.locks(&host)).build().unwrap();
     // An earlier acquire of another identity is withdrawn, and leaves its number in the row.
-    locks.acquire("k").owner_from(name('e', IDENTITY)).await.unwrap().release().await.unwrap();
+    locks.acquire("k").identity(name('e', IDENTITY)).await.unwrap().release().await.unwrap();
     let unanswered = world.host().intercept(lose_answers(1..=3)).build();
     let other = longest(world.locks_with_quick_retries(&unanswered)).build().unwrap();
-    let blocked = locks.acquire("k").owner_from(name('i', IDENTITY)).await.unwrap();
-    other.acquire("k").owner_from(name('w', IDENTITY)).await.unwrap_err();
+    let blocked = locks.acquire("k").identity(name('i', IDENTITY)).await.unwrap();
+    other.acquire("k").identity(name('w', IDENTITY)).await.unwrap_err();
     other.flush(crate::LEASE * 2).await;
     blocked.release().await.unwrap();
     let row = world.row(&(name('p', KEY - 1) + "k")).await.unwrap();
@@ -66,7 +66,7 @@ async fn a_lock_at_all_bounds_is_renewed_and_released() {
 
     let attribute = text(&name('a', ATTRIBUTES - "note".len()));
     let acquire = || {
-        let acquire = locks.acquire("k").owner_from(name('i', IDENTITY)).holder(name('h', HOLDER));
+        let acquire = locks.acquire("k").identity(name('i', IDENTITY)).holder(name('h', HOLDER));
         acquire.attribute("note", attribute.clone())
     };
     let lock = acquire().data(name('d', DATA)).await.unwrap();

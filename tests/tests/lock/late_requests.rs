@@ -36,7 +36,7 @@ async fn released_without_an_answer(world: &World) -> (Lock, Late) {
     let late = Late::updates(2..=4);
     let host = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap();
-    let lock = lock.acquire("job").hold_at_least(Duration::from_hours(1)).await.unwrap();
+    let lock = lock.acquire("job").min_hold(Duration::from_hours(1)).await.unwrap();
     lock.set_data("first");
     assert_eq!(lock.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     (lock, late)
@@ -47,7 +47,7 @@ async fn a_late_release_changes_nothing() {
     let world = World::new().await;
     let (lock, late) = released_without_an_answer(&world).await;
     lock.set_data("second");
-    lock.clear_hold_at_least();
+    lock.clear_min_hold();
     lock.release().await.unwrap();
     let row = world.row("job").await;
 
@@ -64,7 +64,7 @@ async fn a_second_release_replaces_an_unanswered_first_release() {
     let (lock, late) = released_without_an_answer(&world).await;
     assert!(late.deliver(&world).await);
     lock.set_data("second");
-    lock.clear_hold_at_least();
+    lock.clear_min_hold();
     lock.release().await.unwrap();
     let next = world.default_locks().try_acquire("job").await.unwrap().unwrap();
     assert_eq!(next.data().and_then(Data::as_str), Some("second"));

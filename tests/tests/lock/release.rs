@@ -96,7 +96,7 @@ async fn a_lock_released_early_keeps_the_key_for_its_minimum_hold() {
     let theirs = world.host().build();
     let others = world.locks(&theirs).build().unwrap();
     let hold = Duration::from_mins(10);
-    let lock = world.default_locks().acquire("job").hold_at_least(hold).await.unwrap();
+    let lock = world.default_locks().acquire("job").min_hold(hold).await.unwrap();
     lock.release().await.unwrap();
     assert!(!lock.is_valid());
     let error = others.acquire("job").await.unwrap_err();
@@ -112,12 +112,12 @@ async fn a_minimum_hold_ends_by_itself_and_does_not_outlive_a_crash() {
     let world = World::new().await;
     let (ours, theirs) = (world.host().build(), world.host().build());
     let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
-    let lock = locks.acquire("over").hold_at_least(Duration::from_secs(10)).await.unwrap();
+    let lock = locks.acquire("over").min_hold(Duration::from_secs(10)).await.unwrap();
     ours.advance_clock(Duration::from_secs(11));
     theirs.advance_clock(Duration::from_secs(12));
     lock.release().await.unwrap();
     assert!(others.try_acquire("over").await.unwrap().is_some());
-    let _crashed = locks.acquire("crashed").hold_at_least(Duration::from_hours(1)).await.unwrap();
+    let _crashed = locks.acquire("crashed").min_hold(Duration::from_hours(1)).await.unwrap();
     theirs.advance_clock(LEASE + CLOCK_SKEW);
     assert!(others.try_acquire("crashed").await.unwrap().is_some());
 }
@@ -125,7 +125,7 @@ async fn a_minimum_hold_ends_by_itself_and_does_not_outlive_a_crash() {
 #[tokio::test]
 async fn a_release_after_its_identity_has_released_the_key_is_lost() {
     let world = World::new().await;
-    let lock = world.default_locks().acquire("job").owner_from("execution").await.unwrap();
+    let lock = world.default_locks().acquire("job").identity("execution").await.unwrap();
     assert!(world.default_locks().release_identity("job", "execution").await.unwrap());
     let row = world.row("job").await;
     assert!(lock.release().await.unwrap_err().is_lost());
@@ -137,7 +137,7 @@ async fn others_free_what_a_clock_an_hour_ahead_has_acquired() {
     for by_force in [true, false] {
         let world = World::new().await;
         let ahead = world.host().clock_ahead(Duration::from_hours(1)).build();
-        let held = world.locks(&ahead).build().unwrap().acquire("job").owner_from("execution").await.unwrap();
+        let held = world.locks(&ahead).build().unwrap().acquire("job").identity("execution").await.unwrap();
         let locks = world.default_locks();
         let is_freed = if by_force {
             let seen = locks.get("job").await.unwrap().unwrap();

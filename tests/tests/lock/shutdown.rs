@@ -28,7 +28,7 @@ async fn release_all_frees_every_lock_permit_and_set_with_one_request_each() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
-    let lock = locks.acquire("job").hold_at_least(Duration::from_hours(1)).await.unwrap();
+    let lock = locks.acquire("job").min_hold(Duration::from_hours(1)).await.unwrap();
     let set = locks.acquire_all(["a", "b"]).await.unwrap();
     let permit = locks.semaphore("bank", 1).acquire().await.unwrap();
     let before = host.requests();

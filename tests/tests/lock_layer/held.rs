@@ -87,7 +87,7 @@ async fn on_held_does_not_answer_the_retry_of_a_crashed_invocation() {
 #[tokio::test]
 async fn on_held_answers_an_invocation_that_is_delivered_again_within_its_minimum_hold() {
     let (_world, host, locks) = environment().await;
-    let layer = LockLayer::new(locks).hold_at_least(Duration::from_mins(1)).on_held(|_| "skipped");
+    let layer = LockLayer::new(locks).min_hold(Duration::from_mins(1)).on_held(|_| "skipped");
     let service = layer.layer(service_fn(done::<()>));
     for answer in ["done", "skipped"] {
         assert_eq!(service.clone().oneshot(invocation(&host, ())).await.unwrap(), answer);

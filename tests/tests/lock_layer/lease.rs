@@ -125,7 +125,7 @@ async fn a_handler_that_returns_after_its_lease_has_lost_its_lock() {
 #[tokio::test]
 async fn a_handler_that_fails_after_its_lease_fails_with_its_own_error() {
     let (_world, host, locks) = environment().await;
-    let layer = LockLayer::new(locks.clone()).hold_at_least(Duration::from_mins(10));
+    let layer = LockLayer::new(locks.clone()).min_hold(Duration::from_mins(10));
     let service = layer.layer(service_fn({
         let host = host.clone();
         move |_: LambdaEvent<()>| {

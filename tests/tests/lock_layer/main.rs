@@ -3,9 +3,9 @@
 mod errors;
 mod handler;
 mod held;
-mod hold_at_least;
 mod key;
 mod lease;
+mod min_hold;
 mod nightly_report;
 mod release;
 mod service;

@@ -123,7 +123,7 @@ async fn a_key_that_is_free_already_stays_free() {
     assert!(expired.release().await.unwrap_err().is_lost());
 
     // A key that is kept by its minimum hold is released too.
-    locks.acquire("kept").hold_at_least(s(60)).await.unwrap().release().await.unwrap();
+    locks.acquire("kept").min_hold(s(60)).await.unwrap().release().await.unwrap();
     assert!(locks.try_acquire("kept").await.unwrap().is_none());
     assert!(locks.force_release("kept", &seen(&locks, "kept").await).await.unwrap());
     locks.acquire("kept").await.unwrap().release().await.unwrap();

@@ -19,7 +19,7 @@ async fn a_list_has_rows_that_are_held_released_crashed_or_completed() {
     let (host, locks) = locks_on(&world, world.host());
     let held = locks.acquire("held").holder("a holder").data("not read").await.unwrap();
     locks.acquire("released").await.unwrap().release().await.unwrap();
-    let kept = locks.acquire("kept").hold_at_least(s(60)).await.unwrap();
+    let kept = locks.acquire("kept").min_hold(s(60)).await.unwrap();
     kept.release().await.unwrap();
     let crashed = locks_on(&world, world.host().clock_behind(s(60))).1.acquire("crashed").lease(s(10)).await.unwrap();
     completed(&locks).run(&"completed".to_owned(), async |_| Ok("not read".to_owned())).await.unwrap();

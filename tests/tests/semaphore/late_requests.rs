@@ -55,7 +55,7 @@ async fn a_late_duplicate_takes_nothing_after_the_minimum_hold_of_its_permit_was
     let late = Late::updates(1..=1);
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let first = locks.semaphore(KEY, 1).acquire().lease(LEASE).hold_at_least(LEASE).await.unwrap();
+    let first = locks.semaphore(KEY, 1).acquire().lease(LEASE).min_hold(LEASE).await.unwrap();
     let replacement = late_replacement(&world, None).await;
     first.release().await.unwrap();
     assert!(!replacement.deliver(&world).await);
@@ -71,8 +71,8 @@ async fn a_late_duplicate_takes_nothing_after_the_minimum_hold_of_its_permit_was
 async fn an_identity_that_has_released_its_permit_did_not_leave_it_to_its_next_acquire() {
     let world = World::new().await;
     let locks = world.default_locks();
-    let acquire = |locks: &Locks| locks.semaphore(KEY, 1).acquire().lease(LEASE).owner_from("run 1");
-    let first = acquire(&locks).hold_at_least(LEASE).await.unwrap();
+    let acquire = |locks: &Locks| locks.semaphore(KEY, 1).acquire().lease(LEASE).identity("run 1");
+    let first = acquire(&locks).min_hold(LEASE).await.unwrap();
     let replacement = late_replacement(&world, Some("run 1")).await;
     first.release().await.unwrap();
     let before = row(&world).await;
@@ -84,7 +84,7 @@ async fn an_identity_that_has_released_its_permit_did_not_leave_it_to_its_next_a
 #[tokio::test]
 async fn a_withdrawal_leaves_done_what_its_identity_has_released() {
     let world = World::new().await;
-    let acquire = |locks: &Locks| locks.semaphore(KEY, 1).acquire().lease(LEASE).owner_from("run 1");
+    let acquire = |locks: &Locks| locks.semaphore(KEY, 1).acquire().lease(LEASE).identity("run 1");
     // The first try of the acquire is late, and the answers to the release are lost.
     let late = Late::updates(1..=1);
     let host = world.host().intercept(late.clone()).intercept(LoseAnswers::to("UpdateItem", 3..=5)).build();

@@ -44,7 +44,7 @@ async fn late_replacement(world: &World, identity: Option<&str>) -> Late {
     let host = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let acquire = locks.semaphore(KEY, 1).acquire().lease(LEASE);
-    let acquire = if let Some(identity) = identity { acquire.owner_from(identity) } else { acquire };
+    let acquire = if let Some(identity) = identity { acquire.identity(identity) } else { acquire };
     assert_eq!(acquire.await.unwrap_err().kind(), ErrorKind::Unavailable);
     host.crash();
     late

@@ -46,7 +46,7 @@ impl Stage {
 
     /// An acquire of the only permit for this identity.
     fn asking(&self, identity: &str) -> Acquire {
-        self.locks.semaphore(KEY, 1).acquire().lease(LEASE).owner_from(identity)
+        self.locks.semaphore(KEY, 1).acquire().lease(LEASE).identity(identity)
     }
 
     fn now(&self) -> u64 {
@@ -205,7 +205,7 @@ async fn an_identity_replaces_a_permit_of_its_own_whose_lease_ends_now() {
 #[tokio::test(start_paused = true)]
 async fn a_permit_that_is_released_at_the_end_of_its_minimum_hold_is_free() {
     let stage = Stage::set().await;
-    let held = stage.asking("first").hold_at_least(LEASE / 2).await.unwrap();
+    let held = stage.asking("first").min_hold(LEASE / 2).await.unwrap();
     sleep(LEASE / 2 + CLOCK_SKEW).await;
     held.release().await.unwrap();
     let requests = stage.host.requests();

@@ -172,9 +172,9 @@ async fn an_identity_can_acquire_soon_after_a_release_by_force_of_what_a_clock_f
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     let ahead = world.locks(&world.host().clock_ahead(Duration::from_hours(1)).build()).build().unwrap();
-    let _held = ahead.semaphore(KEY, 1).acquire().owner_from("run").await.unwrap();
+    let _held = ahead.semaphore(KEY, 1).acquire().identity("run").await.unwrap();
     let tools = world.default_locks();
     assert!(tools.force_release(KEY, &seen(&tools).await).await.unwrap());
     sleep(CLOCK_SKEW).await;
-    tools.semaphore(KEY, 1).acquire().owner_from("run").await.unwrap().release().await.unwrap();
+    tools.semaphore(KEY, 1).acquire().identity("run").await.unwrap().release().await.unwrap();
 }

@@ -106,7 +106,7 @@ async fn identities_that_never_release_leave_nothing_in_the_row() {
     let locks = world.locks(&host).build().unwrap();
     for number in 0..3000 {
         let identity = format!("{number:0>121}");
-        let permit = locks.semaphore(KEY, 2).acquire().owner_from(identity).lease(LEASE).await.unwrap();
+        let permit = locks.semaphore(KEY, 2).acquire().identity(identity).lease(LEASE).await.unwrap();
         drop(permit.into_ticket());
         if number % 2 == 1 {
             host.advance_clock(AFTER_THE_LEASE);
@@ -132,7 +132,7 @@ async fn a_least_hold_counts_until_its_end() {
     let world = World::new().await;
     let host = world.host().build();
     let bank = world.locks(&host).build().unwrap().semaphore(KEY, 2);
-    let held = bank.acquire().hold_at_least(HOUR).await.unwrap();
+    let held = bank.acquire().min_hold(HOUR).await.unwrap();
     let other = bank.acquire().await.unwrap();
     held.release().await.unwrap();
     assert_eq!(host.requests(), 3);
@@ -154,8 +154,8 @@ async fn a_least_hold_counts_until_its_end() {
 async fn a_least_hold_that_was_cleared_frees_the_permit() {
     let world = World::new().await;
     let bank = world.default_locks().semaphore(KEY, 1);
-    let held = bank.acquire().hold_at_least(HOUR).await.unwrap();
-    held.clear_hold_at_least();
+    let held = bank.acquire().min_hold(HOUR).await.unwrap();
+    held.clear_min_hold();
     held.release().await.unwrap();
     assert!(permits(&row(&world).await).is_empty());
 }
@@ -165,7 +165,7 @@ async fn a_repeated_release_with_a_least_hold_is_done() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
     let bank = world.locks_with_quick_retries(&host).build().unwrap().semaphore(KEY, 1);
-    let held = bank.acquire().hold_at_least(HOUR).await.unwrap();
+    let held = bank.acquire().min_hold(HOUR).await.unwrap();
     held.release().await.unwrap();
     assert_eq!(host.requests(), 3);
     assert_eq!(permits(&row(&world).await), owners([&held]));
@@ -176,7 +176,7 @@ async fn released_late(world: &World, least: Duration) -> (lambda_lock::Lock, La
     let late = Late::updates(2..=4);
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let held = locks.semaphore(KEY, 1).acquire().hold_at_least(least).await.unwrap();
+    let held = locks.semaphore(KEY, 1).acquire().min_hold(least).await.unwrap();
     assert_eq!(held.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     (held, late)
 }
@@ -185,7 +185,7 @@ async fn released_late(world: &World, least: Duration) -> (lambda_lock::Lock, La
 async fn a_late_release_changes_nothing() {
     let world = World::new().await;
     let (held, late) = released_late(&world, HOUR).await;
-    held.clear_hold_at_least();
+    held.clear_min_hold();
     held.release().await.unwrap();
     let before = row(&world).await;
     assert!(!late.deliver(&world).await);
@@ -198,7 +198,7 @@ async fn a_second_release_replaces_the_least_hold_of_the_first() {
     let (held, late) = released_late(&world, HOUR).await;
     assert!(late.deliver(&world).await);
     assert_eq!(permits(&row(&world).await), owners([&held]));
-    held.clear_hold_at_least();
+    held.clear_min_hold();
     held.release().await.unwrap();
     assert!(permits(&row(&world).await).is_empty());
 }

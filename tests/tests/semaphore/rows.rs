@@ -87,16 +87,16 @@ async fn a_hundred_permits_with_names_of_30_bytes_need_16_kb() {
 
 #[tokio::test]
 async fn a_hundred_permits_of_identities_are_replaced_at_once_and_released_by_force() {
-    for hold_at_least in [Duration::ZERO, LEASE * 2] {
+    for min_hold in [Duration::ZERO, LEASE * 2] {
         let world = World::new().await;
         let locks = world.locks(&world.host().intercept(WithinLimits).build()).build().unwrap();
         let bank = locks.semaphore(KEY, 100);
         let mut held = Vec::new();
         for number in 0..100 {
             let identity = format!("{number:0>256}");
-            held.push(bank.acquire().owner_from(identity).hold_at_least(hold_at_least).lease(LEASE).await.unwrap());
+            held.push(bank.acquire().identity(identity).min_hold(min_hold).lease(LEASE).await.unwrap());
         }
-        if !hold_at_least.is_zero() {
+        if !min_hold.is_zero() {
             for lock in &held {
                 lock.release().await.unwrap();
             }
@@ -108,7 +108,7 @@ async fn a_hundred_permits_of_identities_are_replaced_at_once_and_released_by_fo
         next.release().await.unwrap();
 
         for number in 100..200 {
-            held.push(bank.acquire().owner_from(format!("{number:0>256}")).lease(LEASE).await.unwrap());
+            held.push(bank.acquire().identity(format!("{number:0>256}")).lease(LEASE).await.unwrap());
         }
         let holder = locks.get(KEY).await.unwrap().unwrap();
         assert_eq!(holder.permits().len(), 100);
@@ -199,7 +199,7 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
 #[tokio::test]
 async fn a_takeover_from_a_row_that_counts_no_permit_is_an_error() {
     let world = World::new().await;
-    let earlier = world.default_locks().semaphore(KEY, 1).acquire().owner_from("run").await.unwrap();
+    let earlier = world.default_locks().semaphore(KEY, 1).acquire().identity("run").await.unwrap();
     let host = world.host().clock_ahead(Duration::from_millis(100)).build();
     let later = world.locks(&host).build().unwrap();
     let valid = row(&world).await;
@@ -208,12 +208,12 @@ async fn a_takeover_from_a_row_that_counts_no_permit_is_an_error() {
         malformed.remove("permits");
         malformed.extend(count.map(|count| ("permits".to_owned(), count)));
         world.put_row(malformed.clone()).await;
-        let error = later.semaphore(KEY, 1).acquire().owner_from("run").take_over().await.unwrap_err();
+        let error = later.semaphore(KEY, 1).acquire().identity("run").take_over().await.unwrap_err();
         assert!(error.kind() == ErrorKind::MalformedRow && error.to_string().contains("`permits`"), "{error}");
         assert_eq!(row(&world).await, malformed);
     }
     world.put_row(valid).await;
-    later.semaphore(KEY, 1).acquire().owner_from("run").take_over().await.unwrap().release().await.unwrap();
+    later.semaphore(KEY, 1).acquire().identity("run").take_over().await.unwrap().release().await.unwrap();
     drop(earlier);
 }
 

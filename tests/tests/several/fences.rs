@@ -138,12 +138,12 @@ async fn a_transaction_with_the_condition_checks_is_applied_only_while_every_key
 async fn an_identity_takes_its_set_back_although_a_fence_is_ahead_of_the_clock() {
     let world = World::new().await;
     let (ours, theirs) = (world.host().build(), world.host().clock_ahead(ms(100)).build());
-    let first = world.locks(&ours).build().unwrap().acquire_all(KEYS).owner_from("execution").await.unwrap();
+    let first = world.locks(&ours).build().unwrap().acquire_all(KEYS).identity("execution").await.unwrap();
     let ahead = 2 * first.fence(KEYS[0]).unwrap();
     let mut row = world.row(KEYS[0]).await.unwrap();
     row.insert("fence".to_owned(), AttributeValue::N(ahead.to_string()));
     world.put_row(row).await;
-    let again = world.locks(&theirs).build().unwrap().acquire_all(KEYS).owner_from("execution").await.unwrap();
+    let again = world.locks(&theirs).build().unwrap().acquire_all(KEYS).identity("execution").await.unwrap();
     assert_eq!((theirs.requests(), again.fence(KEYS[0])), (2, Some(ahead + 1)));
     again.release().await.unwrap();
 }

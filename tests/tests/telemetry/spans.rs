@@ -101,7 +101,7 @@ async fn no_trace_has_a_line_break_or_a_long_value_of_others() {
     let (_, locks) = locks_on(stage.engine.host());
     let key = format!("job\nERROR forged\u{2028}\u{202e}{}", "k".repeat(900));
     let (name, identity) = (key.replace("job", "holder"), format!("{}\n", &key[..500]));
-    let acquire = || locks.acquire(&key).holder(&name).lease(s(2)).owner_from(&identity);
+    let acquire = || locks.acquire(&key).holder(&name).lease(s(2)).identity(&identity);
 
     let lock = acquire().await.unwrap();
     locks.acquire(&key).wait(without_jitter().up_to(ms(50))).await.unwrap_err();

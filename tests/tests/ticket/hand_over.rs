@@ -160,7 +160,7 @@ async fn a_minimum_hold_goes_with_the_ticket() {
     let world = World::new().await;
     for resumes in [true, false] {
         let (key, hold) = (format!("job {resumes}"), LEASE / 2);
-        let lock = world.default_locks().acquire(&key).lease(LEASE).hold_at_least(hold).await.unwrap();
+        let lock = world.default_locks().acquire(&key).lease(LEASE).min_hold(hold).await.unwrap();
         let until = lock.acquired_at() + hold + CLOCK_SKEW;
         let ticket = passed_on(&lock.into_ticket());
         let (second, locks) = host(&world);

@@ -1,4 +1,4 @@
-//! `owner_from`: a later acquire of the same identity takes the lock over.
+//! A later acquire of the same identity takes the lock over.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{CLOCK_SKEW, LEASE, host};
 const ARN: &str = "arn:aws:states:eu-west-1:123456789012:execution:deploy:1";
 
 fn by(locks: &Locks, identity: &str) -> Acquire {
-    locks.acquire("job").lease(LEASE).owner_from(identity)
+    locks.acquire("job").lease(LEASE).identity(identity)
 }
 
 async fn checked(host: &Host, lock: &Lock) -> bool {
@@ -110,7 +110,7 @@ async fn a_free_or_expired_key_is_acquired_as_without_an_identity() {
 async fn a_lock_that_was_released_early_is_not_taken_over() {
     let world = World::new().await;
     let (_, locks) = host(&world);
-    by(&locks, ARN).hold_at_least(LEASE).await.unwrap().release().await.unwrap();
+    by(&locks, ARN).min_hold(LEASE).await.unwrap().release().await.unwrap();
     assert!(by(&host(&world).1, ARN).await.unwrap_err().is_held());
 }
 
@@ -176,7 +176,7 @@ async fn a_take_over_by_the_identity_is_no_warning() {
     let (_, locks) = host(&world);
     let (_, others) = host(&world);
     let key = format!("key-{:016x}", fastrand::u64(..));
-    let acquire = |locks: &Locks| locks.acquire(&key).lease(LEASE).owner_from(ARN);
+    let acquire = |locks: &Locks| locks.acquire(&key).lease(LEASE).identity(ARN);
     let old = acquire(&locks).await.unwrap();
     let new = acquire(&others).await.unwrap();
     let lines = logged(&key);
@@ -212,9 +212,9 @@ async fn what_an_identity_has_released_or_lost_it_does_not_free() {
         let (host, locks) = host(&world);
         let asking = || {
             let acquire = if permits { locks.semaphore("job", 1).acquire() } else { locks.acquire("job") };
-            acquire.lease(LEASE).owner_from(ARN)
+            acquire.lease(LEASE).identity(ARN)
         };
-        let released = asking().hold_at_least(LEASE).await.unwrap();
+        let released = asking().min_hold(LEASE).await.unwrap();
         released.release().await.unwrap();
         // The key is held until the end of the minimum hold.
         assert!(!locks.release_identity("job", ARN).await.unwrap());

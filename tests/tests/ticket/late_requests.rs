@@ -204,7 +204,7 @@ impl Intercept for FreedMeanwhile {
 #[tokio::test]
 async fn a_resumption_of_what_was_freed_before_its_answer_is_refused() {
     let world = World::new().await;
-    let lock = world.default_locks().acquire("job").lease(LEASE).owner_from("execution").await.unwrap();
+    let lock = world.default_locks().acquire("job").lease(LEASE).identity("execution").await.unwrap();
     let network = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)).intercept(FreedMeanwhile::default());
     let locks = world.locks_with_quick_retries(&network.build()).build().unwrap();
     let error = locks.resume(&lock.into_ticket()).await.unwrap_err();

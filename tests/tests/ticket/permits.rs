@@ -175,7 +175,7 @@ async fn a_row_whose_permits_are_freed_by_tickets_does_not_grow() {
 async fn a_minimum_hold_goes_with_the_ticket_of_a_permit() {
     let world = World::new().await;
     let locks = world.default_locks();
-    let permit = locks.semaphore("bank", 1).acquire().hold_at_least(MINUTE).await.unwrap();
+    let permit = locks.semaphore("bank", 1).acquire().min_hold(MINUTE).await.unwrap();
     let ticket = passed_on(&permit.into_ticket());
     locks.release_ticket(&ticket).await.unwrap();
     locks.release_ticket(&ticket).await.unwrap();

@@ -72,7 +72,7 @@ async fn an_unknown_version_or_a_wrong_field_is_named() {
 #[tokio::test]
 async fn the_debug_output_of_a_ticket_hides_its_owner() {
     let world = World::new().await;
-    let lock = world.default_locks().acquire("job").owner_from("the secret").lease(LEASE).await.unwrap();
+    let lock = world.default_locks().acquire("job").identity("the secret").lease(LEASE).await.unwrap();
     let owner = lock.owner().to_owned();
     let ticket = lock.into_ticket();
     let text = format!("{ticket:?}");

@@ -60,7 +60,7 @@ impl Function<'_> {
         let locks = self.locks(attempt);
         let result = match serde_json::from_value(input).unwrap() {
             Step::Take { key, execution, turn } => {
-                let acquire = locks.acquire(key).owner_from(execution).lease(LEASE).wait(WAIT);
+                let acquire = locks.acquire(key).identity(execution).lease(LEASE).wait(WAIT);
                 acquire.attempt(turn).await.map(|attempt| match attempt {
                     Attempt::Acquired(lock) => json!({ "ticket": lock.into_ticket() }),
                     Attempt::Waiting(turn) => json!({ "delay": turn.delay_in_seconds(), "turn": turn }),
@@ -218,7 +218,7 @@ async fn the_state_machine_of_the_guide_holds_the_lock_from_its_first_state_to_i
 #[tokio::test]
 async fn the_state_machine_of_the_guide_waits_in_turn() {
     let world = World::new().await;
-    let other = Rc::new(world.default_locks().acquire("deploy").owner_from("2").lease(LEASE).await.unwrap());
+    let other = Rc::new(world.default_locks().acquire("deploy").identity("2").lease(LEASE).await.unwrap());
     let waits = Rc::new(Cell::new(0));
     let work = || Ok(());
     // The other execution ends during the second wait.

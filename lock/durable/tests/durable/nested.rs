@@ -15,10 +15,10 @@ async fn a_refusal_of_an_inner_lock_is_not_the_outer_ones() {
     let result = run(move |ctx| {
         let locks = locks.clone();
         async move {
-            let outer = ctx.lock(&locks, KEY).owner_from("one").run({
+            let outer = ctx.lock(&locks, KEY).identity("one").run({
                 let locks = locks.clone();
                 move |held| async move {
-                    let inner = held.context().lock(&locks, "inner").owner_from("one").wait_up_to(Duration::ZERO);
+                    let inner = held.context().lock(&locks, "inner").identity("one").wait_up_to(Duration::ZERO);
                     Ok(inner.run(|_| async { Ok(()) }).await?)
                 }
             });
@@ -41,10 +41,10 @@ async fn a_loss_of_the_outer_lock_under_an_inner_one_is_the_outer_ones() {
     let result = run(move |ctx| {
         let locks = locks.clone();
         async move {
-            let outer = ctx.lock(&locks, KEY).owner_from("one").run({
+            let outer = ctx.lock(&locks, KEY).identity("one").run({
                 let locks = locks.clone();
                 move |outer| async move {
-                    let inner = outer.context().lock(&locks, "inner").owner_from("one");
+                    let inner = outer.context().lock(&locks, "inner").identity("one");
                     let inner: Result<(), Error> = inner
                         .run(move |held| async move {
                             let freed = held
@@ -76,10 +76,10 @@ async fn a_loss_of_the_outer_lock_in_a_step_under_an_inner_one_is_the_outer_ones
     let result = run(move |ctx| {
         let locks = locks.clone();
         async move {
-            let outer = ctx.lock(&locks, KEY).owner_from("one").run({
+            let outer = ctx.lock(&locks, KEY).identity("one").run({
                 let locks = locks.clone();
                 move |outer| async move {
-                    let inner = outer.context().lock(&locks, "inner").owner_from("one");
+                    let inner = outer.context().lock(&locks, "inner").identity("one");
                     let inner: Result<(), Error> = inner
                         .run(move |held| async move {
                             let step = held.context().step(move |_| async move {
@@ -112,11 +112,11 @@ async fn a_loss_of_the_outer_lock_under_an_inner_one_in_a_child_context_is_the_o
     let result = run(move |ctx| {
         let locks = locks.clone();
         async move {
-            let outer = ctx.lock(&locks, KEY).owner_from("one").run({
+            let outer = ctx.lock(&locks, KEY).identity("one").run({
                 let locks = locks.clone();
                 move |outer| async move {
                     let child = outer.context().clone().run_in_child_context(move |ctx| async move {
-                        let inner = ctx.lock(&locks, "inner").owner_from("one").run(move |held| async move {
+                        let inner = ctx.lock(&locks, "inner").identity("one").run(move |held| async move {
                             let freed = held
                                 .context()
                                 .step(move |_| async move { Ok(locks.release_identity(KEY, "one").await?) });

@@ -109,7 +109,7 @@ async fn stop(table: &Table, service: &Service, takes: Takes) {
     let execution = service.execute(&arn, Duration::ZERO, move |_: Value, ctx: DurableContext| {
         let locks = locks.clone();
         async move {
-            let lock = takes(&ctx, &locks).owner_from(ctx.execution_arn()).lease(LEASE);
+            let lock = takes(&ctx, &locks).identity(ctx.execution_arn()).lease(LEASE);
             let done = lock.run(|held| async move {
                 held.wait(Duration::from_hours(2)).await?;
                 Ok(())

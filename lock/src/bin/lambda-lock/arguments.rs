@@ -158,8 +158,8 @@ pub(crate) struct Run {
     pub(crate) at_most: Option<u32>,
     /// Shortest time for which the key stays held if the command ends with code 0, up to 1day, so that two schedules that
     /// fire seconds apart run it once; after any other end the key is free at once
-    #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
-    pub(crate) hold_at_least: Option<Duration>,
+    #[arg(long, value_name = "DURATION", value_parser = min_hold)]
+    pub(crate) min_hold: Option<Duration>,
     /// Renew the lease each time a third of it is over, for as long as the command runs
     #[arg(long)]
     pub(crate) renew: bool,
@@ -192,19 +192,19 @@ pub(crate) struct Acquire {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) at_most: Option<u32>,
     /// Shortest time for which the key stays held, even if it is released earlier, up to 1day
-    #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
-    pub(crate) hold_at_least: Option<Duration>,
+    #[arg(long, value_name = "DURATION", value_parser = min_hold)]
+    pub(crate) min_hold: Option<Duration>,
     /// Identity of the work, such as the id of the pipeline's run, up to 1,024 bytes; another acquire with the same
     /// identity takes the lock over
     #[arg(long, value_name = "IDENTITY", value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) owner_from: Option<String>,
+    pub(crate) identity: Option<String>,
     /// Name of the holder, for others to read [default: user@host]
     #[arg(long, value_name = "NAME")]
     pub(crate) holder: Option<String>,
 }
 
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("whose").args(["fence", "force", "owner_from"]))]
+#[command(group = ArgGroup::new("whose").args(["fence", "force", "identity"]))]
 pub(crate) struct Release {
     /// Key to free, with the prefix or without; without a key, the ticket on standard input says which lock to release
     #[arg(value_parser = NonEmptyStringValueParser::new(), requires = "whose")]
@@ -214,7 +214,7 @@ pub(crate) struct Release {
     pub(crate) fence: Option<u64>,
     /// Free the key or the permit if this identity holds it; the exit code is 0 if it does not
     #[arg(long, value_name = "IDENTITY", requires = "key", value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) owner_from: Option<String>,
+    pub(crate) identity: Option<String>,
     /// Succeed if the lock of the ticket is lost
     #[arg(long, conflicts_with = "key")]
     pub(crate) if_held: bool,
@@ -305,7 +305,7 @@ fn wait(text: &str) -> Result<Duration, String> {
     duration(text, Duration::ZERO, DAY)
 }
 
-fn hold_at_least(text: &str) -> Result<Duration, String> {
+fn min_hold(text: &str) -> Result<Duration, String> {
     duration(text, Duration::ZERO, DAY)
 }
 

@@ -27,7 +27,7 @@ With --at-most 5 up to five holders have the key at a time, and the exit code is
 commands for the key need the option, because a key is either a lock or a semaphore; a command of the other kind ends \
 with code 78.
 
-With --hold-at-least the key stays held for that long after the acquisition, if the command ends with code 0. After \
+With --min-hold the key stays held for that long after the acquisition, if the command ends with code 0. After \
 any other end, and if the command cannot be run, the key is free at once, so that another attempt can follow.
 
 The command runs in a process group of its own. Its signals and its end reach the whole group. INT, TERM, HUP, QUIT, \
@@ -68,7 +68,7 @@ password. In the Rust crate, Locks::resume takes it.
 The lease should be a little longer than the work takes, or than the time between two renewals. After a crash the key \
 stays held until the lease ends; `release KEY --fence` frees it earlier.
 
-With --owner-from, another acquire with the same identity takes the lock over, with a larger fence, instead of being \
+With --identity, another acquire with the same identity takes the lock over, with a larger fence, instead of being \
 refused. A step that is repeated then finds its own lock. The ticket of the earlier acquire is refused from then on.
 
 With --turn, a pipeline waits without a process: while the exit code is 75 and the file exists, it sleeps for the \
@@ -94,7 +94,7 @@ bytes are shortened, except in JSON. It reads the table until it has found as ma
 action dynamodb:Scan, and dynamodb:GetItem for each semaphore). Of a larger table it therefore shows the keys that it \
 found first, not the first ones of the sorted table. A page that is throttled is read again a few times. The states:
 
-held: a holder has the key, or --hold-at-least keeps it
+held: a holder has the key, or --min-hold keeps it
 
 free: the last holder released it
 
@@ -115,7 +115,7 @@ an explicit backoff, are not in the queue.
 
 A semaphore has a line for each permit in its row. HOLD and WAITING are in the first one.
 
-With --json, each line is an object with key and state. It also has, where they are known, holder, identity (of --owner-from), fence, \
+With --json, each line is an object with key and state. It also has, where they are known, holder, identity, fence, \
 acquired_at and until (RFC 3339), remaining_seconds if the key is held, hold_seconds, waiting if the key has a row, and error if the row is \
 malformed. A semaphore has permits, a list of objects with state, holder, identity, fence, acquired_at, until and \
 remaining_seconds; its own fields are those of the permit whose lease ends first.";
@@ -133,7 +133,7 @@ Without a key, releases the lock of the ticket on standard input (IAM action dyn
 repeated. Table and key prefix are those of the ticket, unless others are given. The exit code is 76 if the lock was \
 resumed or another holder has the key, and 0 then with --if-held, unless it was resumed.
 
-With a key and --owner-from, frees it if this identity holds it, whatever its ticket: after a pipeline was stopped, for \
+With a key and --identity, frees it if this identity holds it, whatever its ticket: after a pipeline was stopped, for \
 example. Make sure that its work has ended.
 
 With a key and --fence or --force, frees it for an operator (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the \
@@ -250,7 +250,7 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 21] = [
     (
         "run",
         "Run once a minute, although cron runs on two machines",
-        "lambda-lock run --key minutely --hold-at-least 50s -- ./job",
+        "lambda-lock run --key minutely --min-hold 50s -- ./job",
     ),
     (
         "run",
@@ -266,7 +266,7 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 21] = [
     (
         "acquire",
         "Find the lock of an earlier attempt of this run",
-        "lambda-lock acquire --key deploy --lease 30m --owner-from \"$RUN\" > ticket.json",
+        "lambda-lock acquire --key deploy --lease 30m --identity \"$RUN\" > ticket.json",
     ),
     ("renew", "Hold the lock for half an hour more", "lambda-lock renew --lease 30m < ticket.json"),
     ("list", "Show who holds which keys", "lambda-lock list --held"),

@@ -13,8 +13,8 @@ use crate::show::missing;
 
 /// Frees the key of another holder.
 pub(crate) async fn release(options: &TableOptions, key: String, release: Release) -> Result<(), Failure> {
-    let Release { fence, force, yes, owner_from, .. } = release;
-    if let Some(owner) = owner_from {
+    let Release { fence, force, yes, identity, .. } = release;
+    if let Some(owner) = identity {
         return release_identity(options, &key, &owner).await;
     }
     if force && !yes && !io::stdin().is_terminal() {

@@ -36,7 +36,7 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
         Some(permits) => locks.semaphore(&run.key, permits).acquire(),
         None => locks.acquire(&run.key),
     };
-    let mut acquire = acquire.lease(lease).hold_at_least(run.hold_at_least.unwrap_or_default());
+    let mut acquire = acquire.lease(lease).min_hold(run.min_hold.unwrap_or_default());
     if let Some(wait) = run.wait {
         acquire = acquire.wait(wait);
     }
@@ -75,7 +75,7 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
 async fn conclude(lock: &Lock, table: &str, lease: Duration, ended: io::Result<Ended>) -> Result<u8, Failure> {
     if !matches!(&ended, Ok(Ended::InTime(status)) if status.success()) {
         // The command has to run again.
-        lock.clear_hold_at_least();
+        lock.clear_min_hold();
     }
     let released = lock.release().await;
     let key = lock.key();

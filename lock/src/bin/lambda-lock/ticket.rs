@@ -28,9 +28,9 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<
         Some(permits) => locks.semaphore(acquire.key, permits).acquire(),
         None => locks.acquire(acquire.key),
     };
-    let mut attempt = attempt.lease(lease).hold_at_least(acquire.hold_at_least.unwrap_or_default());
-    if let Some(identity) = acquire.owner_from {
-        attempt = attempt.owner_from(identity);
+    let mut attempt = attempt.lease(lease).min_hold(acquire.min_hold.unwrap_or_default());
+    if let Some(identity) = acquire.identity {
+        attempt = attempt.identity(identity);
     }
     if let Some(wait) = acquire.wait {
         attempt = attempt.wait(wait);

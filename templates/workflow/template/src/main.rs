@@ -33,7 +33,7 @@ async fn handle(locks: &Locks, step: Step) -> Result<Done, lambda_lock::Error> {
     match step {
         // A repeated attempt takes over what an earlier one of this execution acquired.
         Step::Take { key, execution, turn } => {
-            let acquire = locks.acquire(format!("{{ project_name }}#{key}")).owner_from(execution).lease(LEASE);
+            let acquire = locks.acquire(format!("{{ project_name }}#{key}")).identity(execution).lease(LEASE);
             Ok(match acquire.wait(WAIT).attempt(turn).await? {
                 Attempt::Acquired(lock) => Done::Taken { ticket: lock.into_ticket() },
                 Attempt::Waiting(turn) => Done::Waiting { delay: turn.delay_in_seconds(), turn },

@@ -31,8 +31,8 @@ impl Operation {
     }
 
     /// Records an acquired lock, whose validity others can query.
-    pub(crate) fn acquired(&self, lock: &Arc<Lock>, hold_at_least: Duration) {
-        self.enter(lock, hold_at_least, Valid::Ask(Arc::downgrade(lock)));
+    pub(crate) fn acquired(&self, lock: &Arc<Lock>, min_hold: Duration) {
+        self.enter(lock, min_hold, Valid::Ask(Arc::downgrade(lock)));
     }
 
     /// Records a lock that was resumed with the ticket of another operation.
@@ -67,13 +67,13 @@ impl Operation {
     }
 
     /// Begins the body of a `run`. It ends when the returned value is dropped, which a cancellation does too.
-    pub(crate) fn entered(&self, lock: &Lock, hold_at_least: Duration) -> Inside<'_> {
+    pub(crate) fn entered(&self, lock: &Lock, min_hold: Duration) -> Inside<'_> {
         let until = self.ledger.engine.now() + lock.remaining();
-        self.enter(lock, hold_at_least, Valid::Until(until));
+        self.enter(lock, min_hold, Valid::Until(until));
         Inside { operation: self, done: false }
     }
 
-    fn enter(&self, lock: &Lock, hold_at_least: Duration, valid: Valid<Lock>) {
+    fn enter(&self, lock: &Lock, min_hold: Duration, valid: Valid<Lock>) {
         let (ledger, fence) = (&self.ledger, lock.fence());
         let mut state = ledger.state();
         state.counts.acquired += 1;
@@ -85,9 +85,9 @@ impl Operation {
                 ledger.broke(&mut state, format!("{} was given a lock that the table gave {other}", self.name));
             }
         }
-        if !hold_at_least.is_zero() {
+        if !min_hold.is_zero() {
             // The holder's clock may be ahead by half the skew.
-            let until = lock.acquired_at() + hold_at_least - ledger.clock_skew / 2;
+            let until = lock.acquired_at() + min_hold - ledger.clock_skew / 2;
             let hold = Hold { until, operation: self.name.clone(), is_handed_over: false, is_uncertain: false };
             state.holds.insert(lock.owner().to_owned(), hold);
         }
