@@ -773,7 +773,9 @@ impl Error {
         match cause {
             Cause::Held(holder) => write!(f, "{what} is held by {holder}"),
             Cause::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}"),
-            Cause::Lost(None) => write!(f, "the lock on {what} was lost: its lease ended, or its row was deleted"),
+            Cause::Lost(None) => {
+                write!(f, "the lock on {what} was lost: its lease ended, it was freed, or its row was deleted")
+            }
             Cause::Ticket(fault) => write!(f, "the ticket for {what} was refused: {fault}"),
             Cause::Throttled => write!(
                 f,

@@ -198,7 +198,6 @@ impl Lock {
     /// Ends this lock without a request, for another process. None of its requests follows.
     pub(super) fn hand_over(&self) -> Continuation {
         // Of a release that another task sends at this moment, the ticket has the number, or the release is not sent.
-        // Of a release that another task sends at this moment, the ticket has the number, or the release is not sent.
         self.hold.release_number();
         self.hold.telemetry.handed_over();
         self.hold.enter(Phase::Released);

@@ -282,7 +282,7 @@ impl HoldSpan {
             metrics::count(metrics::LOST);
             let _in = self.span.enter();
             let to = to.map(display);
-            tracing::warn!(key = self.key, to, "lost: the lease ended, or another holder has the key");
+            tracing::warn!(key = self.key, to, "lost: the lease ended, the lock was freed, or another holder has it");
         }
     }
 

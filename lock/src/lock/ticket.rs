@@ -40,7 +40,8 @@ use crate::trace;
 /// A ticket is a capability: it has the nonce of the acquisition. With it and with the IAM action `dynamodb:UpdateItem`
 /// on the key, anyone can renew, release or resume the lock, and read the data that was stored with the lock. Without
 /// the IAM action, a ticket is worth nothing. It opens no other key, and ends with the acquisition. With a larger
-/// `sequence`, a ticket that was used works again, so accept tickets only from where you sent them. The nonce is also
+/// `sequence`, a ticket that was used works again, and after a release with a much larger `release`, each acquire of the key
+/// needs one request more. So accept tickets only from where you sent them. The nonce is also
 /// in the row, and in the span `lock`. `Debug` does not print it.
 ///
 /// Anyone who can edit a ticket on its way can also set `enforced` to `false`. All requests of the ticket then succeed
@@ -540,6 +541,8 @@ mod format {
     const MAX_SEQUENCE: u64 = 1 << 48;
     /// The end of the year 9999.
     const LATEST: u64 = 253_402_300_799_999;
+    /// Leaves room for the number of the release.
+    const MAX_NUMBER: u64 = i64::MAX as u64 - 1;
 
     /// The fields are optional, so that the version is looked at first.
     #[derive(Deserialize, Serialize)]
@@ -647,8 +650,8 @@ mod format {
             let kind = Kind::of_ticket(written.kind.as_deref(), key.clone()).ok_or_else(|| {
                 "the ticket is of an unknown `kind`: use the same version of lambda-lock in all steps".to_owned()
             })?;
-            // Those of a forged ticket leave room for the numbers of later acquires.
-            let own = number("number", written.number, LATEST * 1000)?;
+            let own = number("number", written.number, MAX_NUMBER)?;
+            // That of a forged ticket leaves room for the numbers of later acquires.
             let release = number("release", written.release, LATEST * 1000)?;
             Ok(Self {
                 table,

@@ -29,7 +29,7 @@ enum For<'a> {
 
 impl Table {
     /// Frees what was `seen`, for the operator `by`. Returns `false` if the row has changed since it was seen. One request; for
-    /// permits one for each 40, and another one each time that one of them was released meanwhile.
+    /// permits one for each 40, and up to three more if some of them were released meanwhile.
     pub(crate) async fn force_release(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
         let permits = match seen.kind {
             HolderKind::Key => return self.free_key(key, For::Operator(by), seen, now).await,
@@ -70,7 +70,7 @@ impl Table {
         let update = free(self, key, seen, last, now);
         let update = match whom {
             For::Operator(by) => update.set(HOLDER, text("by", by)),
-            For::Identity(hold) => with_hold(update, hold, now.wall),
+            For::Identity(hold) => with_hold(update, hold, now.wall).remove(HOLDER),
         };
         let Answer::Refused(refused) = self.write(update, None).await? else { return Ok(true) };
         Ok(refused.into_row(self)?.is_some_and(|row| {

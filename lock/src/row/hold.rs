@@ -139,10 +139,6 @@ impl Withdrawing {
         self.phase = Phase::Freeing { releasing, is_last };
     }
 
-    fn frees(&self) -> bool {
-        matches!(self.phase, Phase::Freeing { .. })
-    }
-
     /// Returns the next request, or `None` after the last one.
     fn request<'b>(&'b self, table: &'b Table, now: Moment) -> Option<Write<'b>> {
         match &self.phase {
@@ -328,11 +324,13 @@ impl Acquisition {
     }
 
     /// Returns who has what this owner has lost, if the row shows it.
-    fn lost_to(&self, row: Option<Row>, now: Moment) -> Option<Holder> {
+    pub(super) fn lost_to(&self, row: Option<Row>, now: Moment) -> Option<Holder> {
         match self.trace(row.as_ref(), now) {
             Trace::Other(holder) => Some(*holder),
-            // Others have freed it.
-            Trace::Own(own) if own.number != self.numbers.own => row.map(|row| row.into_holder(now)),
+            // An operator who has freed it has left a name. An identity has not.
+            Trace::Own(own) if own.number != self.numbers.own => {
+                row.map(|row| row.into_holder(now)).filter(|holder| holder.name().is_some())
+            }
             _ => None,
         }
     }
@@ -399,8 +397,7 @@ impl Table {
         let mut withdrawing = Withdrawing::start(acquisition.clone(), keeps, clock());
         // Lambda may have frozen this process since the last request, and a row with an old TTL is deleted too early.
         while let Some(request) = withdrawing.request(self, clock()) {
-            let attempts = acquisition.release_attempts.as_ref().filter(|_| withdrawing.frees());
-            let answer = self.write(request, attempts).await?;
+            let answer = self.write(request, None).await?;
             withdrawing.on(self, answer, clock())?;
         }
         withdrawing.ended(self)

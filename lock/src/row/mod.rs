@@ -9,9 +9,11 @@
 //! | `names`, `attribute`, `semaphore`, `read` | how a row is read |
 //! | `place` | the protocol: each condition and each update |
 //! | `expression`, `table`, `write`, `repeat` | how a request is rendered and sent |
+//! | `owner` | the nonce and the identity in an owner |
+//! | `script` | the requests and answers without a network, for the model |
 //! | `kind`, `claim`; `record_claim` and `record` for idempotency | what is claimed |
 //! | `acquire`, `hold`, `ticket` | the requests of an owner, and what their answers say |
-//! | `join`, `reserve`, `free`, `probe` | the requests of waiters, operators and checks |
+//! | `join`, `reserve`, `free`, `expired`, `probe` | the requests of waiters, operators and checks |
 //!
 //! The times of a lock's row, by the clock of each reader:
 //!

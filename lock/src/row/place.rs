@@ -488,7 +488,7 @@ fn free_permits(update: Update<'_>, permits: Vec<(Path, Path)>) -> Update<'_> {
 /// of its host was ahead.
 pub(super) fn number_for_others(table: &Table, seen: u64, withdrawn: u64, now: Moment) -> u64 {
     let clock = micros(now.wall.saturating_add(2 * table.clock_skew));
-    let ahead = if seen > clock { seen.saturating_add(AHEAD) } else { 0 };
+    let ahead = if seen >= clock { seen.saturating_add(AHEAD) } else { 0 };
     clock.max(ahead).max(withdrawn.saturating_add(1)).min(MAX_FENCE)
 }
 

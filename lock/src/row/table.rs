@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use tokio::time::timeout;
 
 use super::expression::{Path, string};
-use super::names::FENCE;
+use super::names::{FENCE, WITHDRAWN};
 use crate::clock::{Lease, Moment, seconds_up};
 use crate::error::{Cause, Error, Place};
 use crate::random;
@@ -83,9 +83,9 @@ impl Table {
         Error::new(Cause::MalformedRow(why.into()), self.place(), key)
     }
 
-    /// The error for a row with the largest fence, which no later acquisition can exceed.
+    /// The error for a row with the largest number, which no later acquisition can exceed.
     pub(super) fn last_fence(&self, key: &str) -> Error {
-        self.malformed(key, format!("`{FENCE}` has reached its largest value"))
+        self.malformed(key, format!("`{FENCE}` or `{WITHDRAWN}` has reached its largest value"))
     }
 
     /// Returns the time after which TTL may delete a row whose lease has this end.

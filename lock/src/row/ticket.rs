@@ -147,7 +147,7 @@ impl Table {
     /// Returns why this row refused a request of the ticket.
     fn ticket_refused(&self, acquisition: &Acquisition, ticket: Handover, row: Option<Row>) -> Error {
         let is_released = row.as_ref().is_some_and(|row| acquisition.is_released_in(row, ticket.release));
-        let lost_to = |holder| Error::new(Cause::Lost(Some(holder)), self.place(), acquisition.key());
+        let lost_to = |holder| Error::new(Cause::Lost(holder), self.place(), acquisition.key());
         let fault = match acquisition.trace(row.as_ref(), ticket.now) {
             _ if is_released => TicketFault::Released,
             Trace::Own(own) if own.number == acquisition.numbers.own && own.sequence > Some(ticket.sequence) => {
@@ -156,12 +156,11 @@ impl Table {
             Trace::Own(own) if own.number == acquisition.numbers.own => TicketFault::Ended,
             // Others have freed it.
             Trace::Own(own) if own.number > acquisition.numbers.own && own.is_released => {
-                if let Some(row) = row {
-                    return lost_to(row.into_holder(ticket.now));
-                }
-                TicketFault::Released
+                return lost_to(acquisition.lost_to(row, ticket.now));
             }
-            Trace::Other(holder) if holder.fence.is_none_or(|fence| fence > ticket.fence) => return lost_to(*holder),
+            Trace::Other(holder) if holder.fence.is_none_or(|fence| fence > ticket.fence) => {
+                return lost_to(Some(*holder));
+            }
             // Others have replaced the acquisition after its lease, or TTL has deleted the row.
             _ if ticket.has_expired() => TicketFault::Ended,
             Trace::Gone => TicketFault::Released,

@@ -337,6 +337,15 @@ pub(crate) async fn a_release_of_what_was_freed_for_the_identity_is_lost<S: Subj
     next.release().await.unwrap();
 }
 
+pub(crate) async fn a_loss_by_a_release_for_the_identity_names_no_holder<S: Subject>() {
+    let world = World::new().await;
+    let mut stopped: S = acquired(&world.default_locks()).await;
+    free_for_identity::<S>(&world.default_locks()).await;
+    let error = stopped.renew(LEASE).await.unwrap_err();
+    assert_eq!((error.kind(), error.holders().count()), (ErrorKind::Lost, 0), "{error}");
+    assert!(error.to_string().contains("it was freed"), "{error}");
+}
+
 pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeated<S: Subject>() {
     let world = World::new().await;
     let _held: S = acquired(&world.default_locks()).await;

@@ -219,6 +219,18 @@ pub(crate) async fn a_grant_whose_process_was_frozen_beyond_its_lease_is_freed<S
     }
 }
 
+/// The first attempt is granted after its lease, and freed. The second one has the lock.
+pub(crate) async fn a_lock_after_a_grant_that_came_too_late_is_lost_if_it_is_freed_by_force<S: Subject>() {
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let host = StepsClock::host(world.host(), 1, |host| host.advance_clock(LEASE + Duration::from_millis(100)));
+    let wait = at_pauses(Duration::from_secs(1), 2 * LEASE);
+    let held = S::wait(&world.locks(&host).build().unwrap(), LEASE, wait).await;
+    let mut held = held.unwrap_or_else(|error| panic!("{error}"));
+    free_by_force::<S>(&world.default_locks()).await;
+    assert_eq!(held.release().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
 pub(crate) async fn a_release_by_force_frees_no_later_acquisition<S: Subject>() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();

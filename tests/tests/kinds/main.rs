@@ -105,6 +105,7 @@ macro_rules! rules {
     };
     (turns, $subject:ident) => {
         tests! { $subject:
+            late::a_lock_after_a_grant_that_came_too_late_is_lost_if_it_is_freed_by_force
             late::a_release_by_force_frees_no_later_acquisition
             late::a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later
             late::an_acquire_that_was_freed_by_force_between_two_attempts_has_the_key
@@ -146,6 +147,7 @@ macro_rules! rules {
             identity::an_identity_frees_what_it_has_without_a_nonce
             identity::an_identity_frees_what_a_clock_an_hour_ahead_has_acquired
             identity::a_release_of_what_was_freed_for_the_identity_is_lost
+            identity::a_loss_by_a_release_for_the_identity_names_no_holder
             identity::a_release_for_an_identity_that_is_not_answered_is_not_repeated
             identity::an_acquire_whose_unanswered_grant_was_freed_begins_anew
             identity::an_acquire_whose_unanswered_grant_was_freed_is_refused_by_the_next_holder

@@ -96,7 +96,7 @@ async fn rejects_a_fence_that_cannot_grow() {
         put_fence(&world, KEYS[0], u64::try_from(i64::MAX).unwrap() + fence).await;
         let error = world.default_locks().acquire_all(KEYS).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error}");
-        assert_contains(&error, &[KEYS[0], "`fence` has reached its largest value"]);
+        assert_contains(&error, &[KEYS[0], "`fence` or `withdrawn` has reached its largest value"]);
         assert!(world.row(KEYS[1]).await.is_none());
     }
 }
