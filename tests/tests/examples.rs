@@ -145,7 +145,7 @@ fn each_cell_of_the_recipes_is_shown_by_a_test() {
             concat!(include_str!("several/acquire.rs"), include_str!("several/waiting.rs")),
         ),
         ("lock/durable/README.md", include_str!("../../lock/durable/tests/durable/turns.rs")),
-        ("lock/docs/operating.md#the-program-lambda-lock", include_str!("../../lock/tests/program/run.rs")),
+        ("lock/docs/operating.md#the-program-lambda-lock", include_str!("../../program/tests/program/run.rs")),
     ];
     let mut table = README.lines().skip_while(|line| !line.starts_with("| you want to |"));
     let headers = cells(table.next().unwrap());

@@ -17,7 +17,7 @@ fn the_crate_imports_only_from_lower_layers() {
 
 #[test]
 fn the_program_imports_without_circles() {
-    assert_layered("lock/src/bin/lambda-lock");
+    assert_layered("program/src");
 }
 
 /// `Display` leaves out the message of DynamoDB or of the network. `Debug` has it, on the same line.
@@ -34,7 +34,7 @@ fn the_log_has_each_error_with_its_cause() {
 fn comments_in_the_tests_name_what_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let (mut known, mut comments) = (BTreeSet::new(), BTreeMap::new());
-    for folder in [".ci", "infrastructure", "lambda-example", "lock", "templates", "tests"] {
+    for folder in [".ci", "infrastructure", "lambda-example", "lock", "program", "templates", "tests"] {
         read_names(&root.join(folder), folder, &mut known, &mut comments);
     }
     assert!(comments.len() > 100, "{comments:?}");
@@ -65,7 +65,7 @@ fn read_names(folder: &Path, name: &str, known: &mut BTreeSet<String>, comments:
         }
         let lines = || source.lines().map(|line| line.split_once("//").unwrap_or((line, "")));
         known.extend(lines().flat_map(|(code, _)| words(code)));
-        if name.starts_with("tests/") || name.starts_with("lock/tests/") {
+        if name.starts_with("tests/") || name.starts_with("program/tests/") {
             comments.insert(name, lines().map(|(_, comment)| format!("{comment}\n")).collect());
         }
     }
@@ -105,13 +105,12 @@ fn assert_layered(folder: &str) {
     assert!(complaints.is_empty(), "{folder}:\n{}", complaints.join("\n"));
 }
 
-/// Reads the sources in `folder` and its subfolders, by their paths without `.rs`. The folder `bin` belongs to another
-/// crate.
+/// Reads the sources in `folder` and its subfolders, by their paths without `.rs`.
 fn read(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = format!("{prefix}{}", path.file_stem().unwrap().to_str().unwrap());
-        if path.is_dir() && name != "bin" {
+        if path.is_dir() {
             read(&path, &format!("{name}/"), files);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             files.insert(name, fs::read_to_string(&path).unwrap());
