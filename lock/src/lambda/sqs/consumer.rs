@@ -167,9 +167,9 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// ```
     /// # use std::time::Duration;
     /// # use lambda_lock::lambda::SqsMessage;
-    /// # use lambda_lock::{Backoff, Jitter, Locks, SqsConsumer};
+    /// # use lambda_lock::{Backoff, Locks, SqsConsumer};
     /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
-    /// let seldom = Backoff::new().base(Duration::from_secs(20)).cap(Duration::from_hours(1)).jitter(Jitter::Equal);
+    /// let seldom = Backoff::new().base(Duration::from_secs(20)).cap(Duration::from_hours(1));
     /// SqsConsumer::by_message_id(locks).back_off(queues, seldom)
     /// # }
     /// ```

@@ -67,8 +67,8 @@ type Orders = SqsConsumer<SqsMessage<Body>, Body, (), Failure>;
 
 fn orders(locks: Locks, queues: aws_sdk_sqs::Client, dead_letters: String) -> Orders {
     let once = Idempotency::new(locks, OnMissingKey::Reject, key).window(Duration::from_hours(43 * 24)); // the queue, its dead letters, and the queue again
-    // After 15 to 30 s, then after 30 to 60 s, at last after up to an hour.
-    let delays = Backoff::new().base(Duration::from_secs(30)).cap(Duration::from_hours(1)).jitter(Jitter::Equal);
+    // After 30 s, then after a minute, at last after an hour.
+    let delays = Backoff::new().base(Duration::from_secs(30)).cap(Duration::from_hours(1)).jitter(Jitter::None);
     SqsConsumer::with_parser(once, parse)
         .max_receive_count(10) // as the queue has it
         .back_off(queues.clone(), delays)
