@@ -23,6 +23,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What an acquire does next.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub(crate) enum Step {
     /// To send the [request](Asking::request), for so long. It begins an attempt, or adapts it.
     Send {
@@ -71,6 +72,7 @@ pub(crate) enum Event {
 
 /// How an acquire has ended.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub(crate) enum Ended {
     /// With the last holders, if they did not release the key.
     Acquired(Acquisition, Grant, Vec<Holder>),
@@ -82,6 +84,7 @@ pub(crate) enum Ended {
 
 /// The attempts of one acquire.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is known apart from the others")]
 pub(crate) struct Asking<'a> {
     acquire: &'a Acquire,
     started: Moment,
@@ -535,7 +538,7 @@ impl<'a> Asking<'a> {
         for (index, joined, answered) in joins {
             match joined {
                 Ok(Some(Joined { place, holder })) => {
-                    turns.joined(index, place, &holder, answered, answered.since(sent))
+                    turns.joined(index, place, &holder, answered, answered.since(sent));
                 }
                 Ok(None) => delay = delay.max(Some(Duration::ZERO)),
                 Err(error) => {
