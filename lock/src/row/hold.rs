@@ -249,11 +249,6 @@ impl Own {
 }
 
 impl Acquisition {
-    /// Returns `true` if the row shows this acquisition, as it was acquired.
-    pub(super) fn has(&self, row: &Row) -> bool {
-        row.is_owned_by(&self.owner) && row.fence == Some(self.numbers.own)
-    }
-
     /// Returns `true` if the row shows that the release with this number was applied.
     pub(super) fn is_released_in(&self, row: &Row, number: u64) -> bool {
         match &row.semaphore {
