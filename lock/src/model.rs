@@ -18,13 +18,11 @@ use crate::row::{
 pub use crate::row::{Clocks, Item, Reply, Request};
 
 /// The acquire of a record of idempotency. With `reject_unfinished`, a run that did not finish is refused for so long.
-#[must_use]
 pub fn record(locks: &Locks, key: &str, reject_unfinished: Option<Duration>) -> Acquire {
     locks.acquire_kind(Kind::record(key.to_owned(), RecordClaim { validation: None, reject_unfinished }))
 }
 
 /// The acquire of several keys.
-#[must_use]
 pub fn keys(locks: &Locks, keys: &[&str]) -> Acquire {
     locks.acquire_kind(Kind::keys(keys.iter().map(|key| (*key).to_owned()).collect()))
 }
@@ -152,6 +150,7 @@ impl Held {
     }
 
     /// Begins a release.
+    #[must_use]
     pub fn release(mut self, now: Clocks) -> Operation {
         self.continuation.next_sequence();
         self.continuation.release_number(&self.acquisition, now.moment());
@@ -159,12 +158,14 @@ impl Held {
     }
 
     /// Begins a renewal.
+    #[must_use]
     pub fn renew(mut self, lease: Duration, now: Clocks) -> Operation {
         self.continuation.next_sequence();
         Operation::new(What::Renew(self, lease), now)
     }
 
     /// Begins a completion.
+    #[must_use]
     pub fn complete(mut self, window: Duration, now: Clocks) -> Operation {
         self.continuation.release_number(&self.acquisition, now.moment());
         Operation::new(What::Complete(self, window), now)
@@ -201,6 +202,7 @@ enum What {
 
 /// What an operation does next.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub enum Progress {
     /// Sends these requests together.
     Sends(Vec<Request>),

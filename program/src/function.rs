@@ -192,7 +192,9 @@ impl<'a> Check<'a> {
         qualifier: Option<String>,
         configuration: Option<&GetFunctionConfigurationOutput>,
     ) {
-        let request = self.lambda.get_function_event_invoke_config().function_name(name).set_qualifier(qualifier);
+        // SAM and CloudFormation name the unpublished version where a caller need not.
+        let qualifier = qualifier.unwrap_or_else(|| "$LATEST".to_owned());
+        let request = self.lambda.get_function_event_invoke_config().function_name(name).qualifier(qualifier);
         let config = match answer(request.send()).await {
             Ok(config) => Some(config),
             Err(Refusal::Missing) => None,

@@ -228,7 +228,7 @@ impl Acquire {
     /// # Errors
     ///
     /// The error [`is_lost`](Error::is_lost) if the identity does not hold the lock. Without an identity it is
-    /// [invalid](ErrorKind::Invalid).
+    /// [invalid](crate::ErrorKind::Invalid).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -312,7 +312,7 @@ impl Acquire {
     ///
     /// # Errors
     ///
-    /// A turn of another key or table is [invalid](ErrorKind::Invalid).
+    /// A turn of another key or table is [invalid](crate::ErrorKind::Invalid).
     ///
     /// ```
     /// # use std::time::Duration;

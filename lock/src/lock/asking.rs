@@ -21,8 +21,9 @@ const ADAPTATIONS: u32 = 4;
 /// How long a waiter waits for its place, and for a reservation.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What an acquire does next.
+/// The next step of an acquire.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub(crate) enum Step {
     /// To send the [request](Asking::request), for so long. It begins an attempt, or adapts it.
     Send {
@@ -51,7 +52,7 @@ pub(crate) struct Places {
     pub(crate) until: u64,
 }
 
-/// What has happened.
+/// An event, which the caller reports to the acquire.
 #[derive(Debug)]
 pub(crate) enum Event {
     Began,
@@ -63,14 +64,15 @@ pub(crate) enum Event {
     /// The answers, with when they came.
     Joined(Vec<(usize, Result<Option<Joined>, Error>, Moment)>),
     Reserved(Result<bool, Error>),
-    /// What the step said was done.
+    /// The caller has done the step.
     Done,
-    /// What the step said took too long.
+    /// The step took too long.
     TookTooLong,
 }
 
 /// How an acquire has ended.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub(crate) enum Ended {
     /// With the last holders, if they did not release the key.
     Acquired(Acquisition, Grant, Vec<Holder>),
@@ -82,6 +84,7 @@ pub(crate) enum Ended {
 
 /// The attempts of one acquire.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is known apart from the others")]
 pub(crate) struct Asking<'a> {
     acquire: &'a Acquire,
     started: Moment,
@@ -110,7 +113,7 @@ pub(crate) struct Asking<'a> {
     phase: Phase,
 }
 
-/// What the next event is about.
+/// The subject of the next event.
 #[derive(Clone, Debug)]
 enum Phase {
     Asked,
@@ -253,17 +256,7 @@ impl<'a> Asking<'a> {
     }
 
     fn claim<'b>(&'b self, trace: Option<&'b str>) -> Claim<'b> {
-        let Acquire { data, attributes, takes_over, .. } = self.acquire;
-        Claim {
-            holder: self.acquire.holder_name(),
-            now: self.now,
-            lease: self.lease,
-            data: data.as_ref(),
-            attributes,
-            ranks: &self.ranks,
-            takes_over: *takes_over,
-            trace,
-        }
+        claim(self.acquire, self.now, self.lease, &self.ranks, trace)
     }
 
     /// Begins an attempt.
@@ -307,17 +300,7 @@ impl<'a> Asking<'a> {
             self.is_unanswered = true;
             self.acquisition.numbers.unanswered = self.number;
         }
-        let Acquire { data, attributes, takes_over, .. } = self.acquire;
-        let claim = Claim {
-            holder: self.acquire.holder_name(),
-            now: self.now,
-            lease: self.lease,
-            data: data.as_ref(),
-            attributes,
-            ranks: &self.ranks,
-            takes_over: *takes_over,
-            trace: None,
-        };
+        let claim = claim(self.acquire, self.now, self.lease, &self.ranks, None);
         let claimed = answer.and_then(|answer| self.acquisition.answered(table, &claim, self.number, answer));
         let claimed = match claimed {
             Ok(None) if self.adaptations < ADAPTATIONS => return self.send(now),
@@ -535,7 +518,7 @@ impl<'a> Asking<'a> {
         for (index, joined, answered) in joins {
             match joined {
                 Ok(Some(Joined { place, holder })) => {
-                    turns.joined(index, place, &holder, answered, answered.since(sent))
+                    turns.joined(index, place, &holder, answered, answered.since(sent));
                 }
                 Ok(None) => delay = delay.max(Some(Duration::ZERO)),
                 Err(error) => {
@@ -561,5 +544,20 @@ impl<'a> Asking<'a> {
             turns.reserved(matches!(answer, Ok(true)), time, sent, now);
         }
         self.plan(now)
+    }
+}
+
+/// Returns the claim of an attempt at this moment, with this lease.
+fn claim<'a>(acquire: &'a Acquire, now: Moment, lease: Lease, ranks: &'a [Rank], trace: Option<&'a str>) -> Claim<'a> {
+    let Acquire { data, attributes, takes_over, .. } = acquire;
+    Claim {
+        holder: acquire.holder_name(),
+        now,
+        lease,
+        data: data.as_ref(),
+        attributes,
+        ranks,
+        takes_over: *takes_over,
+        trace,
     }
 }

@@ -107,12 +107,14 @@ struct Withdrawing {
     /// The number of the last attempt.
     last: u64,
     /// The row of the first key as it was seen last, if it was.
+    #[expect(clippy::option_option, reason = "a row that is gone was seen, too")]
     seen: Option<Option<Row>>,
     tries: u32,
     phase: Phase,
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 enum Phase {
     GivingUp,
     /// `is_last`: the numbers were given up.
@@ -247,11 +249,6 @@ impl Own {
 }
 
 impl Acquisition {
-    /// Returns `true` if the row shows this acquisition, as it was acquired.
-    pub(super) fn has(&self, row: &Row) -> bool {
-        row.is_owned_by(&self.owner) && row.fence == Some(self.numbers.own)
-    }
-
     /// Returns `true` if the row shows that the release with this number was applied.
     pub(super) fn is_released_in(&self, row: &Row, number: u64) -> bool {
         match &row.semaphore {

@@ -323,8 +323,7 @@ impl<'a> Place<'a> {
         let update = with_hold(update, hold, hold_end.unwrap_or(now.wall));
         if !self.is_permit {
             let kept_until = self.table.kept_after(hold_end.unwrap_or(now.wall));
-            return self
-                .end(update, number)
+            return end_acquisition(update, number)
                 .set(LEASE_END, count("lease_end", end))
                 .set(EXPIRATION, count("expiration", seconds_up(kept_until)))
                 .set(SEQUENCE, count("sequence", sequence));
@@ -340,11 +339,6 @@ impl<'a> Place<'a> {
             .set(self.at(Field::Sequence), count("sequence", sequence))
     }
 
-    /// Ends the acquisition of a key with this number.
-    fn end(self, update: Update<'a>, last: u64) -> Update<'a> {
-        update.set(FENCE, count("number", last)).set(RELEASED, count("number", last))
-    }
-
     /// Gives up the attempts at a semaphore's permits up to this number, if it is not 0 and they were not given up before.
     fn give_up(self, update: Update<'a>, last: u64, now: Moment) -> Update<'a> {
         let update = update.set(EXPIRATION, count("expiration", seconds_up(self.table.semaphore_kept_until(now))));
@@ -357,7 +351,7 @@ impl<'a> Place<'a> {
     /// Completes the record of a key. It also counts as the release.
     #[cfg(feature = "idempotency")]
     pub(super) fn complete(self, own: u64, last: u64, until: u64) -> Update<'a> {
-        self.end(Update::new(self.key), last)
+        end_acquisition(Update::new(self.key), last)
             .when(self.is_own(own))
             .set(STATUS, text("completed", COMPLETED))
             .set(EXPIRATION, count("expiration", until))
@@ -403,7 +397,7 @@ impl<'a> Place<'a> {
                 .set(STATUS, text("semaphore", SEMAPHORE))
                 .set(PERMITS, count("zero", 0_u8));
         }
-        self.end(update, last)
+        end_acquisition(update, last)
             .set(STATUS, text("in_progress", IN_PROGRESS))
             .set(OWNER, text("owner", self.owner))
             .set(ACQUIRED_AT, count("now", now.millis()))
@@ -475,6 +469,11 @@ pub(super) fn free_permits_for_others<'a>(
         })
     });
     free_permits(update, seen.iter().enumerate().map(|(index, (owner, _))| other_paths(index, owner)).collect())
+}
+
+/// Ends the acquisition of a key with this number.
+fn end_acquisition(update: Update<'_>, last: u64) -> Update<'_> {
+    update.set(FENCE, count("number", last)).set(RELEASED, count("number", last))
 }
 
 /// Removes these permits and their fences. The update has a condition on each permit.

@@ -7,6 +7,7 @@ use aws_sdk_dynamodb::types::{self, AttributeValue};
 use super::expression::{Update, value};
 use super::kind::Acquisition;
 use super::names::{DATA, ERROR};
+use super::read::Row;
 use super::table::Table;
 use super::write::{Answer, Transactional};
 use crate::clock::{Moment, seconds_up};
@@ -51,7 +52,7 @@ impl Table {
         if let Some(row) = row.as_ref().filter(|row| row.completed && row.released == Some(last)) {
             return Ok(Completed::Before(Box::new(row.clone().into_holder(now))));
         }
-        let holder = row.filter(|row| !acquisition.has(row)).map(|row| row.into_holder(now));
+        let holder = row.filter(|row| !acquisition.is_in(row)).map(|row| row.into_holder(now));
         Err(Error::lost_to(vec![(acquisition.key().to_owned(), holder)], self.place()))
     }
 
@@ -68,6 +69,13 @@ impl Table {
         // The record, which may be large and confidential, is not the caller's concern.
         part.return_values_on_condition_check_failure = None;
         Ok(part)
+    }
+}
+
+impl Acquisition {
+    /// Returns `true` if the row shows this acquisition, as it was acquired.
+    fn is_in(&self, row: &Row) -> bool {
+        row.is_owned_by(&self.owner) && row.fence == Some(self.numbers.own)
     }
 }
 

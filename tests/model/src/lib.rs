@@ -2,8 +2,8 @@
 //!
 //! The histories in `tests/src` run the code that ships in random situations. This model tries every situation within its
 //! bounds, and it runs the code that ships, too: the loop of an acquire, and each request of a holder, of a ticket and of an
-//! operator, with what they make of the answers. Only the table and the network are its own: [`table`] evaluates conditions and
-//! updates on rows in memory, and [`world`] delivers requests in any order, late, twice or never. A search is small: it has a
+//! operator, with what they make of the answers. Only the table and the network are its own: `table` evaluates conditions and
+//! updates on rows in memory, and `world` delivers requests in any order, late, twice or never. A search is small: it has a
 //! few clients, and some of the faults.
 //!
 //! - Clients make one acquisition each. Clocks differ by up to the skew, and step within it.

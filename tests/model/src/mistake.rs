@@ -60,9 +60,13 @@ impl Mistake {
         if self == Self::WithdrawalOfOneKey && what == "withdraw" {
             requests.truncate(1);
         }
-        requests.iter_mut().for_each(|request| self.change_number(what, request, now));
+        for request in &mut requests {
+            self.change_number(what, request, now);
+        }
         let mut parsed: Vec<_> = requests.iter().map(Parsed::of).collect();
-        parsed.iter_mut().for_each(|request| self.change(what, &mut request.condition, &mut request.update, now));
+        for request in &mut parsed {
+            self.change(what, &mut request.condition, &mut request.update, now);
+        }
         parsed
     }
 

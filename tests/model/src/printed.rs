@@ -75,7 +75,9 @@ fn sorted(text: &mut Chars<'_>, end: Option<char>) -> String {
         }
     }
     if end == Some('}') {
-        entries.iter_mut().for_each(|entry| *entry = entry.trim().to_owned());
+        for entry in &mut entries {
+            *entry = entry.trim().to_owned();
+        }
         entries.sort_unstable();
     }
     entries.join(",")

@@ -130,6 +130,7 @@ pub(crate) struct State {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is true or not whatever the others are")]
 pub(crate) struct Client {
     /// Empty if it acquires nothing.
     owner: String,
@@ -145,6 +146,7 @@ pub(crate) struct Client {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a world has two or three")]
 enum Phase {
     Ready(Acquiring),
     Asking(Acquiring, Sent),

@@ -26,7 +26,7 @@ pub(crate) trait Judge: Observe + 'static {
 
 /// Frees some of these keys by force, if the history of this seed has an operator.
 pub(crate) async fn operate<L: Judge>(seed: u64, stage: &Stage, ledger: &Arc<L>, keys: Vec<String>) {
-    if seed % EVERY != 0 {
+    if !seed.is_multiple_of(EVERY) {
         return;
     }
     let mut random = Rng::with_seed(seed ^ OWN_SEED);
@@ -36,24 +36,24 @@ pub(crate) async fn operate<L: Judge>(seed: u64, stage: &Stage, ledger: &Arc<L>,
         let (locks, key) = (stage.locks(&host), &keys[random.usize(0..keys.len())]);
         // The operator looks again if the read fails.
         let Ok(Some(row)) = locks.get(key).await else { continue };
-        let seen = match row.permits() {
+        let target = match row.permits() {
             [] => row,
             // One of the permits, or all.
             permits if random.bool() => permits[random.usize(0..permits.len())].clone(),
             _ => row,
         };
-        if seen.is_completed() || !seen.is_current() && seen.has_released() {
+        if target.is_completed() || !target.is_current() && target.has_released() {
             continue;
         }
-        for each in acquisitions(&seen) {
+        for each in acquisitions(&target) {
             ledger.sees(key, each);
         }
         // Some operators have released what they saw before, and do it once more.
         for _ in 0..random.usize(1..=2) {
             let pause = if random.bool() { 0..=50 } else { 0..=3000 };
             sleep(millis(&mut random, pause)).await;
-            let answer = locks.force_release(key, &seen).await;
-            for each in acquisitions(&seen) {
+            let answer = locks.force_release(key, &target).await;
+            for each in acquisitions(&target) {
                 ledger.forced(key, each, &answer);
             }
         }

@@ -148,7 +148,7 @@ impl Ledger {
             Purpose::Free => {
                 let permits: Vec<_> = write.frees().map(|freeing| freeing.owner).collect();
                 for owner in if write.is_of_permit() { permits } else { vec![owner] } {
-                    self.freed(state, key.clone(), owner, write.attempt());
+                    self.freed(state, &key, owner, write.attempt());
                 }
             }
             Purpose::Renew | Purpose::Release | Purpose::Complete if is_of_key => {
@@ -173,11 +173,11 @@ impl Ledger {
 
 impl Ledger {
     /// An operator has freed what this owner has, and left this fence.
-    fn freed(&self, state: &mut State, key: String, owner: String, left: Option<u64>) {
+    fn freed(&self, state: &mut State, key: &str, owner: String, left: Option<u64>) {
         state.counts.freed_by_force += 1;
-        let of_owner = (key.clone(), owner.clone());
+        let of_owner = (key.to_owned(), owner.clone());
         let fence = state.fences.get(&of_owner).copied().unwrap_or_default();
-        if !state.seen.contains(&(key.clone(), owner, fence)) {
+        if !state.seen.contains(&(key.to_owned(), owner, fence)) {
             self.broke(state, format!("(k) {key} was freed, and no operator has seen this acquisition"));
         }
         state.fences.insert(of_owner.clone(), left.unwrap_or(fence));

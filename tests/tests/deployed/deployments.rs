@@ -41,7 +41,8 @@ pub(crate) async fn two_deployments_of_a_service_run_one_after_the_other(stack: 
     );
     let holder = holder(stack, "shop").await;
     assert!(holder.has_released(), "{holder:?}");
-    assert_eq!(holder.fence(), Some(*fence));
+    // The number of the release.
+    assert!(holder.fence() > Some(*fence), "{holder:?}");
 }
 
 pub(crate) async fn a_failed_deployment_frees_its_lock_and_fails_its_execution(stack: &Stack) {
@@ -76,7 +77,7 @@ pub(crate) async fn an_execution_that_was_stopped_frees_its_lock(stack: &Stack) 
     let freed =
         loop_until(Duration::from_secs(30), async || holder_if_any(stack, "mill").await.filter(Holder::has_released))
             .await;
-    assert_eq!(freed.fence(), held.fence());
+    assert!(freed.fence() > held.fence(), "{freed:?}");
     // The rule has freed it, not the last state.
     let states = states_of(stack, &arn).await;
     assert!(states.contains(&"TakeLock".to_owned()), "{states:?}");

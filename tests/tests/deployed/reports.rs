@@ -62,7 +62,8 @@ pub(crate) async fn the_schedule_writes_its_report(stack: &Stack) {
     let report = loop_until(Duration::from_secs(90), async || stack.row("nightly-report", "report#sales").await).await;
     assert!(number(&report, "times") >= 1);
     let lock = stack.lock("nightly-report", "sales").await.unwrap();
-    assert_eq!(number(&lock, "fence"), number(&report, "fence"));
+    // Larger once the lock is released.
+    assert!(number(&lock, "fence") >= number(&report, "fence"));
 }
 
 /// With `panic = "abort"`, the environment dies, and the lock stays until the invocation's deadline.

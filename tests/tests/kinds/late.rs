@@ -185,7 +185,7 @@ impl Intercept for RefusesWithdrawal {
 
 pub(crate) async fn a_withdrawal_is_dated_after_each_request_in_which_its_process_was_frozen<S: Subject>() {
     // A set releases its keys before it gives up its number.
-    let releases = if S::OPERATION == "UpdateItem" { 0 } else { 1 };
+    let releases = u32::from(S::OPERATION != "UpdateItem");
     for refuses in [false, true] {
         // The SDK's attempts of the acquire are lost. The withdrawal learns that there is no row, and creates one.
         let tries = if refuses { 3 } else { 2 };
