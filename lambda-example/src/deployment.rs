@@ -191,8 +191,8 @@ async fn take_step(
         // A repeated attempt takes over what an earlier attempt of this execution has acquired.
         Step::Take { input, execution, turn } => {
             let acquire = locks.acquire(input.key).identity(execution).lease(LEASE).wait(WAIT);
-            Ok(match acquire.attempt(turn).await.map_err(HandlerError::Lock)? {
-                Attempt::Acquired(lock) => Done::Taken { ticket: lock.into_ticket() },
+            Ok(match acquire.attempt_in_turn(turn).await.map_err(HandlerError::Lock)? {
+                Attempt::Acquired(lock) => Done::Taken { ticket: lock.into_ticket()? },
                 Attempt::Waiting(turn) => Done::Waiting { delay: turn.delay_in_seconds(), turn },
             })
         }

@@ -86,7 +86,7 @@ impl Orders {
             .transact_write_items()
             .transact_items(TransactWriteItem::builder().put(row).build())
             .transact_items(run.complete_in(answer).map_err(not_placed)?)
-            .set_client_request_token(request_token())
+            .client_request_token(request_token())
             .send()
             .await
             .map_err(|error| {

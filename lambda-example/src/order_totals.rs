@@ -61,7 +61,7 @@ impl Totals {
             .transact_items(run.complete_in(&()).map_err(not_counted)?);
         let mut tries = 1;
         loop {
-            match transaction.clone().set_client_request_token(request_token()).send().await {
+            match transaction.clone().client_request_token(request_token()).send().await {
                 Err(error) if tries < MAX_TRIES && error.as_service_error().is_some_and(is_conflict) => {
                     tries += 1;
                     sleep(PAUSE).await;

@@ -69,7 +69,7 @@ impl Payments {
             .transact_write_items()
             .transact_items(TransactWriteItem::builder().update(row).build())
             .transact_items(run.complete_in(&()).map_err(not_made)?)
-            .set_client_request_token(request_token())
+            .client_request_token(request_token())
             .send()
             .await
             .map_err(not_made)?;

@@ -15,9 +15,7 @@ const LIMIT: Duration = Duration::from_millis(400);
 pub async fn release_at_shutdown(locks: &Locks) {
     let locks = locks.clone();
     let handler = lambda_runtime::spawn_graceful_shutdown_handler(move || async move {
-        for error in locks.release_all(LIMIT).await {
-            tracing::warn!(?error, "not released");
-        }
+        let _logged = locks.release_all(LIMIT).await;
     });
     // It panics if the registration fails.
     if let Err(error) = tokio::spawn(handler).await {

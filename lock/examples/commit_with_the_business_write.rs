@@ -33,7 +33,7 @@ async fn place(client: &Client, id: &str, run: &Run) -> Result<u64, Failure> {
         .transact_write_items()
         .transact_items(TransactWriteItem::builder().put(order).build())
         .transact_items(run.complete_in(&number)?)
-        .set_client_request_token(request_token())
+        .client_request_token(request_token())
         .send()
         .await?;
     Ok(number)

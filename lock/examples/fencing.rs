@@ -30,7 +30,7 @@ async fn write_in_a_transaction(client: &Client, lock: &Lock, text: &str) -> Res
         .transact_write_items()
         .transact_items(TransactWriteItem::builder().condition_check(lock.condition_check()?).build())
         .transact_items(TransactWriteItem::builder().update(report).build())
-        .set_client_request_token(request_token())
+        .client_request_token(request_token())
         .send()
         .await?;
     Ok(())

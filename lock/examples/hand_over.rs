@@ -26,7 +26,7 @@ fn process(engine: &DynamoDb) -> Result<Locks, lambda_lock::Error> {
 async fn first_step(locks: Locks, run: &str) -> Result<String, Box<dyn Error>> {
     let lock = locks.acquire("deploy").identity(run).lease(LEASE).await?;
     println!("the first step of {run} has fence {}, and ends", lock.fence());
-    Ok(serde_json::to_string(&lock.into_ticket())?)
+    Ok(serde_json::to_string(&lock.into_ticket()?)?)
 }
 
 /// Does a part of the work. Its first request makes sure that the lock is still held. The step can be repeated.
@@ -43,7 +43,7 @@ async fn guarded_step(locks: Locks, json: &str) -> Result<String, Box<dyn Error>
     let lock = locks.resume(&serde_json::from_str(json)?).await?;
     lock.while_held(migrate()).await?;
     println!("another step has migrated the data, with {} s left", lock.remaining().as_secs());
-    Ok(serde_json::to_string(&lock.into_ticket())?)
+    Ok(serde_json::to_string(&lock.into_ticket()?)?)
 }
 
 async fn migrate() {

@@ -19,7 +19,7 @@ async fn main() -> Result<(), Error> {
     // The order of the keys does not matter. Each key has a fence.
     let accounts = locks.acquire_all(["account#2", "account#1"]).await?;
     for key in accounts.keys() {
-        println!("holds `{key}` with fence {}", accounts.fence(key).unwrap_or_default());
+        println!("holds `{key}` with fence {}", accounts.fence_of(key).unwrap_or_default());
     }
 
     // A refusal names every key in the way. `account#3` stays free.

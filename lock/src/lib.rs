@@ -137,8 +137,6 @@ pub use error::{Error, ErrorKind};
 pub use holder::{Data, Holder};
 #[doc(alias = "try lock")]
 pub use lock::Acquire;
-#[doc(alias = "several keys", alias = "transaction")]
-pub use lock::AcquireAll;
 #[doc(alias = "mutex", alias = "guard")]
 pub use lock::Lock;
 #[doc(alias = "permit", alias = "limit", alias = "rate limit", alias = "concurrency", alias = "throttle")]
@@ -147,7 +145,7 @@ pub use lock::Semaphore;
 pub use lock::Ticket;
 #[doc(alias = "retry", alias = "queue")]
 pub use lock::Wait;
-pub use lock::{Attempt, Backoff, Jitter, LockSet, Locks, LocksBuilder, Turn};
+pub use lock::{Attempt, Backoff, Jitter, Locks, LocksBuilder, Turn};
 pub use random::request_token;
 pub use sdk::load_config;
 

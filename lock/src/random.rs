@@ -46,7 +46,7 @@ pub(crate) fn nonce() -> Result<String, getrandom::Error> {
 }
 
 /// Draws a `ClientRequestToken` for your own `TransactWriteItems`: 128 bits from the operating system's generator, in
-/// hexadecimal. `None` if that generator fails; the SDK then draws one. Sends no request.
+/// hexadecimal. Sends no request.
 ///
 /// The SDK draws its tokens from a generator inside the process. Environments that Lambda restores from one snapshot
 /// (`SnapStart`) share its state, so they send the same tokens, and DynamoDB rejects the transaction of the second one, or
@@ -58,13 +58,18 @@ pub(crate) fn nonce() -> Result<String, getrandom::Error> {
 /// client
 ///     .transact_write_items()
 ///     .transact_items(write)
-///     .set_client_request_token(lambda_lock::request_token())
+///     .client_request_token(lambda_lock::request_token())
 ///     .send()
 ///     .await?;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Panics
+///
+/// If the operating system has no random numbers, which on Lambda does not happen. The crate's own requests fail with an
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable) then.
 #[must_use]
-pub fn request_token() -> Option<String> {
-    nonce().ok()
+pub fn request_token() -> String {
+    nonce().expect("the operating system has random numbers")
 }

@@ -119,10 +119,10 @@ impl Job<'_> {
         command.send(Signal::CONT);
         let time_is_over = async {
             match reason {
-                Reason::LeaseEnds => self.lock.lost().await,
+                Reason::LeaseEnds => self.lock.until_lost().await,
                 Reason::Lost(_) => sleep(AT_ONCE).await,
                 Reason::GuardDied => {
-                    let _either_way = timeout(self.grace(), self.lock.lost()).await;
+                    let _either_way = timeout(self.grace(), self.lock.until_lost()).await;
                 }
             }
         };

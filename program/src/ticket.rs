@@ -40,7 +40,7 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<
     let turn = file.as_deref().map_or(Ok(None), read_turn)?;
     let mut acquiring = Box::pin(async {
         let Some(file) = &file else { return Ok(attempt.await?) };
-        match attempt.attempt(turn).await {
+        match attempt.attempt_in_turn(turn).await {
             Ok(Attempt::Acquired(lock)) => Ok(lock),
             Ok(Attempt::Waiting(turn)) => Err(keep_turn(file, &turn)),
             Err(error) => {

@@ -323,7 +323,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     let wait = Waiting::draw(&mut random).up_to(budget);
     let mut acquire = locks.acquire(&operation.key).holder(&operation.name).min_hold(min_hold).wait(wait);
     acquire =
-        if random.bool() { acquire.lease(lease) } else { acquire.lease(lease).until(host.now() + budget + lease) };
+        if random.bool() { acquire.lease(lease) } else { acquire.lease(lease).deadline(host.now() + budget + lease) };
     if random.u8(0..4) == 0 {
         return run_under(operation, acquire, min_hold, scene.stage.largest_step(), random).await;
     }
@@ -399,7 +399,7 @@ async fn hand_over(
     mut random: Rng,
 ) {
     // The ledger borrows the lock only for a moment.
-    let ticket = Arc::into_inner(lock).unwrap().into_ticket();
+    let ticket = Arc::into_inner(lock).unwrap().into_ticket().unwrap();
     operation.handed_over();
     let json = serde_json::to_string(&ticket).unwrap();
     let heirs =

@@ -141,11 +141,11 @@ impl User {
 async fn release(locks: &Locks, held: Lock, mut random: Rng) -> Result<(), Error> {
     match random.u8(0..10) {
         0 => {
-            let ticket = held.into_ticket();
+            let ticket = held.into_ticket().unwrap();
             locks.renew_ticket(&ticket, LEASE).await?;
             locks.resume(&ticket).await?.release().await
         }
-        1 => locks.release_ticket(&held.into_ticket()).await,
+        1 => locks.release_ticket(&held.into_ticket().unwrap()).await,
         2 => {
             held.renew(LEASE).await?;
             held.release().await

@@ -320,7 +320,7 @@ async fn crowd(scene: &Scene, crowd: u32, random: &mut Rng) {
     }
     for permit in held {
         // The history does not wait for the releases of dropped permits.
-        let _ = permit.into_ticket();
+        let _ = permit.into_ticket().unwrap();
     }
 }
 
@@ -415,7 +415,7 @@ async fn hand_over(
 ) {
     let (owner, fence, acquired_at) = (permit.owner().to_owned(), permit.fence(), permit.acquired_at());
     // The ledger borrows the permit only for a moment.
-    let ticket = Arc::into_inner(permit).unwrap().into_ticket();
+    let ticket = Arc::into_inner(permit).unwrap().into_ticket().unwrap();
     operation.left("handed its permit over");
     let host = scene.host(&mut random, Network::Bad);
     let locks = scene.stage.locks(&host);

@@ -18,7 +18,6 @@ use crate::history::operator::operate;
 use crate::history::stage::{self, Network, REQUEST, Stage, Waiting, millis};
 use crate::history::workflow::{self, Ask};
 use crate::history::{Mutation, Outcome, counts, liveness};
-pub(crate) use ledger::Held;
 use ledger::{Ledger, Operation};
 pub use mutations::MUTATIONS;
 
@@ -105,7 +104,7 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
 impl workflow::Kind for Scene {
     type Wanted = Vec<String>;
     type Operation = Operation;
-    type Held = Arc<Held>;
+    type Held = Arc<Lock>;
 
     const WORKFLOWS: u64 = 2;
 
@@ -132,17 +131,17 @@ impl workflow::Kind for Scene {
         Operation::new(name, keys[..most].to_vec(), Arc::clone(&self.ledger)).of_identity(identity)
     }
 
-    async fn acquire(&self, operation: &Operation, ask: Ask<'_>, random: &mut Rng) -> Option<Arc<Held>> {
+    async fn acquire(&self, operation: &Operation, ask: Ask<'_>, random: &mut Rng) -> Option<Arc<Lock>> {
         let Ask { locks, identity, lease, wait, takes_over } = ask;
         let acquired = match operation.keys.as_slice() {
             [key] if random.bool() => {
                 let acquire = locks.acquire(key).holder(&operation.name).identity(identity).lease(lease).wait(wait);
-                if takes_over { acquire.take_over().await } else { acquire.await }.map(Held::Lock)
+                if takes_over { acquire.take_over().await } else { acquire.await }
             }
             keys => {
                 let acquire = locks.acquire_all(keys).holder(&operation.name).identity(identity);
                 let acquire = acquire.lease(lease).wait(wait);
-                if takes_over { acquire.take_over().await } else { acquire.await }.map(Held::Set)
+                if takes_over { acquire.take_over().await } else { acquire.await }
             }
         };
         match acquired {
@@ -158,22 +157,19 @@ impl workflow::Kind for Scene {
         }
     }
 
-    async fn renew(&self, operation: &Operation, held: &Arc<Held>, lease: Duration) {
+    async fn renew(&self, operation: &Operation, held: &Arc<Lock>, lease: Duration) {
         let sent = operation.now();
         operation.renewed(held, sent, held.renew(lease).await);
     }
 
     /// A set has no ticket: the next process takes it over.
-    async fn hand_over(&self, operation: &Operation, held: Arc<Held>, _: Duration, _: Rng) {
+    async fn hand_over(&self, operation: &Operation, held: Arc<Lock>, _: Duration, _: Rng) {
         // The ledger borrows what is held only for a moment.
-        match Arc::into_inner(held).unwrap() {
-            Held::Set(set) => set.keep(),
-            Held::Lock(lock) => drop(lock.into_ticket()),
-        }
+        Arc::into_inner(held).unwrap().keep();
         operation.left("kept its locks for a later step");
     }
 
-    async fn release(&self, operation: &Operation, held: &Arc<Held>) {
+    async fn release(&self, operation: &Operation, held: &Arc<Lock>) {
         release(operation, held).await;
     }
 
@@ -204,7 +200,7 @@ impl Scene {
                 let acquire = locks.acquire_all(&operation.keys).holder(&operation.name).lease(Duration::from_secs(2));
                 match acquire.wait(Waiting::InTurn.up_to(liveness::last_wait(self.stage.slack()))).await {
                     Ok(set) => {
-                        let held = Arc::new(Held::Set(set));
+                        let held = Arc::new(set);
                         operation.acquired(&held);
                         sleep(liveness::LAST_HOLD).await;
                         release(&operation, &held).await;
@@ -225,7 +221,7 @@ impl Scene {
         let acquire = locks.acquire_all(&operation.keys).holder(&operation.name).lease(Duration::from_secs(2));
         match acquire.wait(Waiting::Backoff.up_to(Duration::from_secs(5))).await {
             Ok(set) => {
-                let held = Arc::new(Held::Set(set));
+                let held = Arc::new(set);
                 operation.acquired(&held);
                 release(&operation, &held).await;
             }
@@ -287,7 +283,7 @@ async fn take_over(scene: Arc<Scene>, keys: Vec<String>, mut random: Rng) {
     let acquire = locks.acquire_all(&operation.keys).holder(&operation.name).lease(Duration::from_secs(2));
     match acquire.wait(Waiting::Backoff.up_to(Duration::from_mins(2))).await {
         Ok(set) => {
-            let held = Arc::new(Held::Set(set));
+            let held = Arc::new(set);
             operation.acquired(&held);
             release(&operation, &held).await;
         }
@@ -305,9 +301,9 @@ async fn work(scene: &Scene, locks: Locks, operation: &Operation, mut random: Rn
     let started = scene.stage.engine.now();
     let acquired = match operation.keys.as_slice() {
         [key] if random.bool() => {
-            locks.acquire(key).holder(&operation.name).wait(wait).lease(lease).await.map(Held::Lock)
+            locks.acquire(key).holder(&operation.name).wait(wait).lease(lease).await
         }
-        keys => locks.acquire_all(keys).holder(&operation.name).wait(wait).lease(lease).await.map(Held::Set),
+        keys => locks.acquire_all(keys).holder(&operation.name).wait(wait).lease(lease).await,
     };
     let waited = scene.stage.engine.now().duration_since(started).unwrap();
     if waited > budget + REQUEST + scene.stage.slack() {
@@ -335,7 +331,7 @@ async fn work(scene: &Scene, locks: Locks, operation: &Operation, mut random: Rn
     }
 }
 
-async fn release(operation: &Operation, held: &Arc<Held>) {
+async fn release(operation: &Operation, held: &Arc<Lock>) {
     let mut sent = operation.now();
     let mut answer = held.release().await;
     if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {

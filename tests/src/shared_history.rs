@@ -228,13 +228,13 @@ async fn work((locks, prefix): (Locks, &str), operation: &Operation, plan: Plan)
     let acquired = match operation.kind {
         Kind::Lock => {
             let acquire = locks.acquire(keys.next().unwrap()).holder(&operation.name);
-            acquire.lease(lease).wait(wait).await.map(Held::Lock)
+            acquire.lease(lease).wait(wait).await
         }
         Kind::Permit => {
             let acquire = locks.semaphore(keys.next().unwrap(), PERMITS).acquire().holder(&operation.name);
-            acquire.lease(lease).wait(wait).await.map(Held::Lock)
+            acquire.lease(lease).wait(wait).await
         }
-        Kind::Set => locks.acquire_all(keys).holder(&operation.name).lease(lease).wait(wait).await.map(Held::Set),
+        Kind::Set => locks.acquire_all(keys).holder(&operation.name).lease(lease).wait(wait).await,
         Kind::Record => return run_once(locks, operation, keys.next().unwrap(), plan).await,
     };
     let held = match acquired {

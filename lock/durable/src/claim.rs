@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use lambda_lock::{Acquire, AcquireAll, Attempt, Error, Lock, LockSet, Locks, Turn};
+use lambda_lock::{Acquire, Attempt, Error, Locks, Turn};
 use serde::{Deserialize, Serialize};
 
 use crate::lease::Lease;
@@ -51,39 +51,24 @@ pub(crate) enum Asked {
     Waiting(Box<Turn>),
 }
 
-/// An acquire of one key or of several.
-enum Request {
-    One(Acquire),
-    All(AcquireAll),
-}
-
 impl Claim {
-    fn request(&self, identity: &str, lease: Duration) -> Request {
-        let one = |acquire: Acquire| Request::One(acquire.identity(identity).lease(lease));
-        match &self.kind {
-            Kind::Key(key) => one(self.locks.acquire(key)),
-            Kind::Permit(key, permits) => one(self.locks.semaphore(key, *permits).acquire()),
-            Kind::Keys(keys) => Request::All(self.locks.acquire_all(keys).identity(identity).lease(lease)),
-        }
+    fn acquire(&self, identity: &str, lease: Duration) -> Acquire {
+        let acquire = match &self.kind {
+            Kind::Key(key) => self.locks.acquire(key),
+            Kind::Permit(key, permits) => self.locks.semaphore(key, *permits).acquire(),
+            Kind::Keys(keys) => self.locks.acquire_all(keys),
+        };
+        acquire.identity(identity).lease(lease)
     }
 
     /// Makes one attempt to acquire, and leaves the lock held. Takes over what an earlier attempt of the identity has.
     pub(crate) async fn attempt(&self, identity: &str, wait: Duration, turn: Option<Turn>) -> Result<Asked, Error> {
-        Ok(match self.request(identity, self.lease) {
-            Request::One(acquire) => match acquire.wait(wait).attempt(turn).await? {
-                Attempt::Acquired(lock) => {
-                    self.keep(lock);
-                    Asked::Acquired
-                }
-                Attempt::Waiting(turn) => Asked::Waiting(Box::new(turn)),
-            },
-            Request::All(acquire) => match acquire.wait(wait).attempt(turn).await? {
-                Attempt::Acquired(set) => {
-                    self.keep_set(set);
-                    Asked::Acquired
-                }
-                Attempt::Waiting(turn) => Asked::Waiting(Box::new(turn)),
-            },
+        Ok(match self.acquire(identity, self.lease).wait(wait).attempt_in_turn(turn).await? {
+            Attempt::Acquired(lock) => {
+                lock.keep();
+                Asked::Acquired
+            }
+            Attempt::Waiting(turn) => Asked::Waiting(Box::new(turn)),
         })
     }
 
@@ -91,10 +76,12 @@ impl Claim {
     /// longer than the longest.
     pub(crate) async fn take_over(&self, identity: &str, wait: Duration) -> Result<(Fences, Lease), Error> {
         let lease = self.lease.saturating_add(wait).min(self.longest_lease());
-        Ok(match self.request(identity, lease) {
-            Request::One(acquire) => self.keep(acquire.wait(Duration::ZERO).take_over().await?),
-            Request::All(acquire) => self.keep_set(acquire.wait(Duration::ZERO).take_over().await?),
-        })
+        let lock = self.acquire(identity, lease).wait(Duration::ZERO).take_over().await?;
+        let fences = lock.keys().iter().map(|key| (key.clone(), lock.fence_of(key).unwrap_or_default()));
+        let fences = Fences(fences.collect());
+        let lease = Lease::new(&self.locks, lock.expires_at(), lock.remaining());
+        lock.keep();
+        Ok((fences, lease))
     }
 
     /// Frees what the identity has: all that can be freed. Returns the first error.
@@ -117,25 +104,6 @@ impl Claim {
             Kind::Key(key) | Kind::Permit(key, _) => std::slice::from_ref(key),
             Kind::Keys(keys) => keys,
         }
-    }
-
-    /// Keeps the lock held. Returns its fence and its lease.
-    fn keep(&self, lock: Lock) -> (Fences, Lease) {
-        let key = self.keys().first().cloned().unwrap_or_default();
-        let fences = Fences(vec![(key, lock.fence())]);
-        let lease = Lease::new(&self.locks, lock.expires_at(), lock.remaining());
-        // The identity takes its place.
-        let _ticket = lock.into_ticket();
-        (fences, lease)
-    }
-
-    /// Keeps the locks held. Returns their fences and their lease.
-    fn keep_set(&self, set: LockSet) -> (Fences, Lease) {
-        let fences = set.keys().iter().map(|key| (key.clone(), set.fence(key).unwrap_or_default()));
-        let fences = Fences(fences.collect());
-        let lease = Lease::new(&self.locks, set.expires_at(), set.remaining());
-        set.keep();
-        (fences, lease)
     }
 
     /// Returns the longest wait that one takeover covers. With a lease close to the longest, half of that is for the wait,

@@ -28,7 +28,7 @@ use crate::lock::Lock;
 ///         .transact_write_items()
 ///         .transact_items(TransactWriteItem::builder().put(order).build())
 ///         .transact_items(run.complete_in(&response)?)
-///         .set_client_request_token(lambda_lock::request_token())
+///         .client_request_token(lambda_lock::request_token())
 ///         .send()
 ///         .await?;
 ///     Ok(response)

@@ -362,7 +362,7 @@ impl<I, T, E> RecordSettings<I, T, E> {
     fn acquire(&self, kind: row::Kind, invocation: &Invocation) -> Acquire {
         let mut acquire = self.locks.acquire_kind(kind);
         if let Some(deadline) = invocation.deadline {
-            acquire = acquire.until(deadline);
+            acquire = acquire.deadline(deadline);
         }
         if let Some(holder) = &invocation.holder {
             acquire = acquire.holder(holder);

@@ -28,7 +28,7 @@ use crate::row::Outcome;
 ///             .transact_write_items()
 ///             .transact_items(TransactWriteItem::builder().put(order).build())
 ///             .transact_items(run.complete_in(&number)?)
-///             .set_client_request_token(lambda_lock::request_token())
+///             .client_request_token(lambda_lock::request_token())
 ///             .send()
 ///             .await?;
 ///         Ok(number)

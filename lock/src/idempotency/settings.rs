@@ -31,7 +31,7 @@ use crate::lock::{self, Locks, Wait};
 /// # Failures
 ///
 /// A record is in progress until it is completed or released, or its lease ends. Under a middleware, the lease ends at the
-/// invocation's deadline. Elsewhere, [`until`](Self::until), [`lease`](Self::lease) or the lease of the [`Locks`] sets its
+/// invocation's deadline. Elsewhere, [`deadline`](Self::deadline), [`lease`](Self::lease) or the lease of the [`Locks`] sets its
 /// end. [After a crash](crate::docs::idempotency#after-a-crash) shows what a retry gets then: another run by default, a
 /// refusal with [`OnUnfinished::Reject`], or the result with [`Run::complete_in`](crate::Run::complete_in).
 ///
@@ -79,7 +79,7 @@ pub(super) struct RecordSettings<I, T, E> {
     pub(super) format: RecordFormat,
     pub(super) window: Option<Duration>,
     pub(super) lease: Option<Duration>,
-    pub(super) until: Option<SystemTime>,
+    pub(super) deadline: Option<SystemTime>,
     pub(super) wait: Option<Wait>,
     digest: Option<DigestOf<I>>,
     pub(super) on_error: Option<Policy<E>>,
@@ -123,7 +123,7 @@ impl<I, T, E> Idempotency<I, T, E> {
                 format: RecordFormat::default(),
                 window: None,
                 lease: None,
-                until: None,
+                deadline: None,
                 wait: None,
                 digest: None,
                 on_error: None,
@@ -180,11 +180,11 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Ends the lease at this time by the host's clock, or earlier if [`lease`](Self::lease) is shorter.
     ///
     /// For work outside of the middlewares, which use the invocation's deadline:
-    /// `orders.clone().until(context.deadline()).run(…)`. A deadline that is more than a day ago counts as none, as for
-    /// [`Acquire::until`](crate::Acquire::until).
+    /// `orders.clone().deadline(context.deadline()).run(…)`. A deadline that is more than a day ago counts as none, as for
+    /// [`Acquire::deadline`](crate::Acquire::deadline).
     #[must_use]
-    pub fn until(self, deadline: SystemTime) -> Self {
-        self.with(|settings| settings.until = Some(deadline))
+    pub fn deadline(self, deadline: SystemTime) -> Self {
+        self.with(|settings| settings.deadline = Some(deadline))
     }
 
     /// Lets a duplicate that finds the work in progress wait for its result. If the other run releases the record or its

@@ -316,7 +316,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
             None => self.locks.acquire(&key),
         };
         let acquire = acquire.min_hold(self.min_hold).holder(holder(context));
-        let mut acquire = acquire.until(context.deadline());
+        let mut acquire = acquire.deadline(context.deadline());
         if let Some(lease) = self.lease {
             acquire = acquire.lease(lease);
         }

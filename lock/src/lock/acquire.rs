@@ -36,12 +36,78 @@ impl Locks {
         self.acquire_kind(Kind::key(key.into()))
     }
 
+    /// Prepares an acquire of the locks on 1 to 100 different keys: all of them or none. Their order does not matter, so two
+    /// callers cannot deadlock. Await it, or set options first. Without [`Acquire::wait`], one `TransactWriteItems`; IAM
+    /// action `dynamodb:UpdateItem` on each key.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let accounts = locks
+    ///     .acquire_all(["account#1", "account#2"])
+    ///     .lease(Duration::from_secs(10))
+    ///     .wait(Duration::from_secs(5))
+    ///     .await?;
+    /// transfer(accounts.fence_of("account#1"), accounts.fence_of("account#2")).await;
+    /// accounts.release().await
+    /// # }
+    /// # async fn transfer(_: Option<u64>, _: Option<u64>) {}
+    /// ```
+    ///
+    /// Each key has the row of an ordinary lock. While the lock is held, an [`acquire`](Self::acquire) of one of its keys is
+    /// refused, and the acquire of all is refused while one of the keys is held. The error then names every key in the way,
+    /// its holder and until when ([`holders`](Error::holders)).
+    ///
+    /// One [`Lock`] has all keys, with one lease of up to a day. The data that a holder left in a row stays there: the lock
+    /// has no [data](Acquire::data), no [attributes](Acquire::attribute), no [minimum hold](Acquire::min_hold) and no
+    /// [ticket](Lock::into_ticket). Each of these is an error of kind [`Invalid`](crate::ErrorKind::Invalid). To leave the
+    /// keys to a later process, [keep](Lock::keep) them for an [identity](Acquire::identity).
+    ///
+    /// # Cost
+    ///
+    /// Each attempt is one `TransactWriteItems` with one update for each key. It costs two write units for each key, also
+    /// when it is refused. If the clock of this host is behind the last release of a key, or if the same identity holds some
+    /// of the keys, an attempt sends another transaction, up to four in all. DynamoDB's limit for the rows of a transaction,
+    /// with the data in them, is 4 MB in all.
+    ///
+    /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
+    /// fails with an error of kind [`Conflict`](crate::ErrorKind::Conflict); a wait tries again. A plain acquire of one of
+    /// the keys at the same moment can fail in the same way. Renewals and releases are repeated.
+    ///
+    /// A table with [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency) has no
+    /// transactions: the acquire then fails with an error of kind [`Invalid`](crate::ErrorKind::Invalid), or of kind
+    /// [`Rejected`](crate::ErrorKind::Rejected) without that setting.
+    ///
+    /// # Waiting
+    ///
+    /// With a [`Duration`] or [`Wait::in_turn`], a waiter takes a place with each key that refuses it: one `UpdateItem` for
+    /// each. While one holder has all keys and nobody waits for one of them alone, a place with the first key is enough.
+    ///
+    /// When the waiter is next in line with all keys that refuse it, and they should come free at different times, it
+    /// reserves its keys with one `TransactWriteItems`. Other waiters in turn leave them to it until the last one should be
+    /// free: for at most a minute, and then for at least as long not again. A single attempt, plain backoff and
+    /// [`attempt_in_turn`](Acquire::attempt_in_turn) reserve nothing.
+    ///
+    /// # Identities and withdrawal
+    ///
+    /// An acquire for an [identity](Acquire::identity) takes over what an earlier acquire of the identity holds, key by key:
+    /// the keys may differ. The earlier holder then finds its whole lock lost, and its other keys stay held until it releases
+    /// them or their leases end.
+    ///
+    /// An acquire that ends without the lock [withdraws](Acquire#withdrawal). First a transaction frees the keys that its
+    /// attempts have taken, and then one `UpdateItem` makes the row of the first key refuse the late request, which is enough
+    /// to refuse the whole transaction. More requests follow while others change the rows.
+    pub fn acquire_all(&self, keys: impl IntoIterator<Item = impl Into<String>>) -> Acquire {
+        self.acquire_kind(Kind::keys(keys.into_iter().map(Into::into).collect()))
+    }
+
     pub(crate) fn acquire_kind(&self, kind: Kind) -> Acquire {
         Acquire {
             locks: self.clone(),
             kind,
             lease: None,
-            until: None,
+            deadline: None,
             wait: None,
             around_pause: None,
             min_hold: Duration::ZERO,
@@ -67,7 +133,7 @@ impl Locks {
 /// An acquire that was not sent yet. Await it to get a [`Lock`], or [`run`](Self::run) work under the lock.
 ///
 /// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
-/// key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
+/// key. With the keys of [`acquire_all`](Locks::acquire_all), it has all of them or none. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
 /// lost request. If the key is free, but the clock of this host is behind the last release, the attempt sends another
 /// `UpdateItem`, up to four while others change the row. With [`wait`](Self::wait), the wait decides when a throttled attempt
 /// is made again, and a refused acquire also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the
@@ -82,7 +148,7 @@ impl Locks {
 /// # async fn example(locks: Locks, deadline: SystemTime) -> Result<(), Error> {
 /// let lock = locks
 ///     .acquire("nightly-report")
-///     .until(deadline)
+///     .deadline(deadline)
 ///     .wait(Duration::from_secs(5))
 ///     .await?;
 /// println!("acquired with fence {}", lock.fence());
@@ -108,7 +174,7 @@ pub struct Acquire {
     /// What it claims. An acquire changes it only before it is sent.
     pub(super) kind: Kind,
     lease: Option<Duration>,
-    until: Option<SystemTime>,
+    deadline: Option<SystemTime>,
     pub(super) wait: Option<Wait>,
     pub(super) around_pause: Option<Arc<dyn AroundPause>>,
     pub(crate) min_hold: Duration,
@@ -122,8 +188,8 @@ pub struct Acquire {
 
 impl Acquire {
     /// Sets the lease, the time after which the lock ends unless it is renewed: from 1 ms to 366 days, and with
-    /// [`until`](Self::until), or for a permit of a semaphore, to a day. The default is the time until the deadline if
-    /// `until` is set, and otherwise the lease of the [`Locks`].
+    /// [`deadline`](Self::deadline), or for a permit of a semaphore, to a day. The default is the time until the deadline if
+    /// `deadline` is set, and otherwise the lease of the [`Locks`].
     ///
     /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::into_ticket`]). If its process or its
     /// ticket is lost, the key stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A
@@ -140,8 +206,8 @@ impl Acquire {
     ///
     /// A deadline that has just passed is an error of kind [`Invalid`](crate::ErrorKind::Invalid). One that is more than a day
     /// ago counts as none: `cargo lambda watch` gives a function a deadline in 1970, and a `Context` made by hand has zero.
-    pub fn until(mut self, deadline: SystemTime) -> Self {
-        self.until = deadline_if_any(deadline, self.locks.0.clock.now());
+    pub fn deadline(mut self, deadline: SystemTime) -> Self {
+        self.deadline = deadline_if_any(deadline, self.locks.0.clock.now());
         self
     }
 
@@ -243,7 +309,7 @@ impl Acquire {
     ///     .await?;
     /// write(lock.fence()).await;
     /// # async fn write(_: u64) {}
-    /// Ok(lock.into_ticket()) // the identity still holds the lock
+    /// lock.into_ticket() // the identity still holds the lock
     /// # }
     /// ```
     pub async fn take_over(mut self) -> Result<Lock, Error> {
@@ -273,7 +339,7 @@ impl Acquire {
     /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled: if it
     /// returns after the lease, the error is the same. So is it after Lambda has frozen the process until after the lease: the
     /// clock is read [before each step](Lock::while_held) of the body. Work in `spawn_blocking` or `tokio::spawn` is not
-    /// cancelled either: it outlives the lock unless it watches [`Lock::is_valid`] or [`Lock::lost`]. If the key cannot be acquired, the body does
+    /// cancelled either: it outlives the lock unless it watches [`Lock::is_valid`] or [`Lock::until_lost`]. If the key cannot be acquired, the body does
     /// not run. A failed release is logged and does not replace the body's result. Two requests.
     ///
     /// If the future is dropped, so is the body, perhaps with half of its work done, and the lock is released in the
@@ -307,7 +373,7 @@ impl Acquire {
     /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and those ahead should be done.
     /// If the hold lasts longer than others, they are up to half of its age. Without known holds, those of the next in line
     /// grow from 5 s to 30 s or a twentieth of the hold's age; waiters behind it sleep as long as its longest delay. Without
-    /// a place, they are those of the backoff. The [deadline](Self::until) ends the lease and not the wait. One `UpdateItem` (IAM action
+    /// a place, they are those of the backoff. The [deadline](Self::deadline) ends the lease and not the wait. One `UpdateItem` (IAM action
     /// `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
     ///
     /// # Errors
@@ -321,20 +387,20 @@ impl Acquire {
     /// /// A step of a workflow: sleeps and runs again until it has the lock.
     /// async fn acquire(locks: &Locks, execution: &str, state: &mut State) -> Result<Option<Duration>, Error> {
     ///     let acquire = locks.acquire("deploy").lease(Duration::from_secs(600)).identity(execution);
-    ///     match acquire.attempt(state.turn.take()).await? {
+    ///     match acquire.attempt_in_turn(state.turn.take()).await? {
     ///         Attempt::Waiting(turn) => {
     ///             let delay = turn.delay();
     ///             state.turn = Some(turn);
     ///             Ok(Some(delay))
     ///         }
     ///         Attempt::Acquired(lock) => {
-    ///             state.ticket = Some(lock.into_ticket());
+    ///             state.ticket = Some(lock.into_ticket()?);
     ///             Ok(None)
     ///         }
     ///     }
     /// }
     /// ```
-    pub async fn attempt(self, turn: Option<Turn>) -> Result<Attempt, Error> {
+    pub async fn attempt_in_turn(self, turn: Option<Turn>) -> Result<Attempt, Error> {
         self.attempt_once(turn).await
     }
 
@@ -372,7 +438,7 @@ impl Acquire {
     pub(super) fn check(&self) -> Result<(), Error> {
         self.kind.check(&self.locks.0.table.key_prefix)?;
         if let Some(lease) = self.lease {
-            self.kind.check_lease("lease", lease, self.until.is_some())?;
+            self.kind.check_lease("lease", lease, self.deadline.is_some())?;
         }
         if let Some(identity) = &self.identity {
             check_identity(identity)?;
@@ -381,6 +447,15 @@ impl Acquire {
             return Err(Error::invalid("a takeover needs the identity of the holder: set `identity`"));
         }
         check_duration("minimum hold", self.min_hold, Duration::ZERO, DAY)?;
+        for (is_set, name) in [
+            (!self.min_hold.is_zero(), "minimum hold"),
+            (self.data.is_some(), "data"),
+            (!self.attributes.is_empty(), "attributes"),
+        ] {
+            if is_set {
+                self.kind.check_one_key(name)?;
+            }
+        }
         self.wait.map_or(Ok(()), |wait| wait.check())?;
         if let Some(data) = &self.data {
             self.kind.check_data(data)?;
@@ -415,7 +490,7 @@ impl Acquire {
                 self.name()
             )));
         }
-        self.kind.check_lease("time until the deadline", lease, self.until.is_some())?;
+        self.kind.check_lease("time until the deadline", lease, self.deadline.is_some())?;
         Ok(settings.table.lease(&self.kind, now, now.deadline_after(lease), None))
     }
 
@@ -425,7 +500,7 @@ impl Acquire {
 
     /// Returns the time until the deadline, if there is one.
     pub(super) fn time_left(&self, now: Moment) -> Option<Duration> {
-        self.until.map(|until| since_epoch(until).saturating_sub(now.wall))
+        self.deadline.map(|deadline| since_epoch(deadline).saturating_sub(now.wall))
     }
 
     pub(super) fn time_to_withdraw(&self, now: Moment) -> Duration {

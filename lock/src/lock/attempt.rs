@@ -12,9 +12,9 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// The outcome of one [attempt](crate::Acquire::attempt).
 #[derive(Debug)]
-pub enum Attempt<L = Lock> {
+pub enum Attempt {
     /// The lock was acquired.
-    Acquired(L),
+    Acquired(Lock),
     /// Another holder has the key. Sleep for [`Turn::delay`], and continue with the turn.
     Waiting(Turn),
 }

@@ -50,7 +50,7 @@ pub struct Lock {
     renewing: AsyncMutex<()>,
 }
 
-/// What is held, by a [`Lock`] or a [`LockSet`](crate::LockSet). Shared with the register of all that is held, and with a
+/// What a [`Lock`] holds. Shared with the register of all that is held, and with a
 /// release in the background.
 pub(super) struct Holding {
     pub(super) locks: Locks,
@@ -215,10 +215,17 @@ impl Lock {
         self.hold.telemetry.key()
     }
 
-    /// Returns the key, without the prefix.
+    /// Returns the key, without the prefix: of [several](crate::Locks::acquire_all), the first in alphabetical order.
     #[must_use]
     pub fn key(&self) -> &str {
         self.hold.acquisition.key()
+    }
+
+    /// Returns the keys in alphabetical order, without the prefix. A lock has more than one key if
+    /// [`Locks::acquire_all`](crate::Locks::acquire_all) acquired it.
+    #[must_use]
+    pub fn keys(&self) -> &[String] {
+        self.hold.acquisition.kind().all_keys()
     }
 
     /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal. With
@@ -229,8 +236,8 @@ impl Lock {
         &self.hold.acquisition.owner
     }
 
-    /// Returns the fencing token, which is larger than that of every earlier acquisition of this key. Zero if the lock is
-    /// not [enforced](Self::is_enforced), so that a receiver that checks fences rejects it.
+    /// Returns the fencing token, which is larger than that of every earlier acquisition of this key: of several keys, that of
+    /// the first ([`fence_of`](Self::fence_of)). Zero if the lock is not [enforced](Self::is_enforced), so that a receiver that checks fences rejects it.
     ///
     /// The fence of a key is at least the clock of the acquire in microseconds, and larger than all that the row has seen. It
     /// can go back in two cases. First, the row is deleted by hand, or by Powertools after a failure, and the clock of the next holder is
@@ -243,6 +250,16 @@ impl Lock {
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.hold.fences.first().copied().unwrap_or(0)
+    }
+
+    /// Returns the [fencing token](Self::fence) of this key, or `None` if the lock does not have the key.
+    ///
+    /// Of several keys, all have the same fence: the clock of the acquire in microseconds, or one more than the largest fence
+    /// that a refusal showed.
+    #[must_use]
+    pub fn fence_of(&self, key: &str) -> Option<u64> {
+        let index = self.keys().iter().position(|own| own == key)?;
+        Some(self.hold.fences.get(index).copied().unwrap_or(0))
     }
 
     /// Returns the data that the last holder left in the row, or the data that this acquire stored.
@@ -291,7 +308,7 @@ impl Lock {
     /// # use lambda_lock::Lock;
     /// # async fn example(lock: &Lock) {
     /// tokio::select! {
-    ///     () = lock.lost() => println!("stopping"),
+    ///     () = lock.until_lost() => println!("stopping"),
     ///     () = work() => println!("done"),
     /// }
     /// # }
@@ -339,7 +356,7 @@ impl Lock {
     /// }
     /// # async fn work() {}
     /// ```
-    pub async fn lost(&self) {
+    pub async fn until_lost(&self) {
         self.ends_within(Duration::ZERO).await;
     }
 
@@ -373,7 +390,7 @@ impl Lock {
     /// # async fn example(locks: Locks, ticket: Ticket) -> Result<Ticket, Error> {
     /// let lock = locks.resume(&ticket).await?;
     /// lock.while_held(migrate()).await?;
-    /// Ok(lock.into_ticket())
+    /// lock.into_ticket()
     /// # }
     /// # async fn migrate() {}
     /// ```
@@ -519,15 +536,61 @@ impl Lock {
     ///     .transact_write_items()
     ///     .transact_items(TransactWriteItem::builder().condition_check(lock.condition_check()?).build())
     ///     .transact_items(TransactWriteItem::builder().put(put).build())
-    ///     .set_client_request_token(lambda_lock::request_token())
+    ///     .client_request_token(lambda_lock::request_token())
     ///     .send()
     ///     .await?;
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// A lock of several keys has one check for each ([`condition_checks`](Self::condition_checks)). One check for all of them
+    /// is an error of kind [`Invalid`](crate::ErrorKind::Invalid).
     pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
-        let check = self.hold.condition_checks()?.into_iter().next();
-        check.ok_or_else(|| self.error(Cause::Lost(None)))
+        let mut checks = self.hold.condition_checks()?.into_iter();
+        match (checks.next(), checks.next()) {
+            (Some(check), None) => Ok(check),
+            _ => Err(Error::invalid("the lock has several keys: put all its `condition_checks` into the transaction")),
+        }
+    }
+
+    /// Returns the [`condition_check`](Self::condition_check) of each key, in the order of the [keys](Self::keys). A
+    /// transaction has at most 100 items.
+    ///
+    /// ```
+    /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
+    /// # async fn example(client: Client, lock: &lambda_lock::Lock, put: Put) -> Result<(), Box<dyn std::error::Error>> {
+    /// let checks = lock.condition_checks()?.into_iter();
+    /// let checks = checks.map(|check| TransactWriteItem::builder().condition_check(check).build());
+    /// client
+    ///     .transact_write_items()
+    ///     .set_transact_items(Some(checks.collect()))
+    ///     .transact_items(TransactWriteItem::builder().put(put).build())
+    ///     .client_request_token(lambda_lock::request_token())
+    ///     .send()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn condition_checks(&self) -> Result<Vec<ConditionCheck>, Error> {
+        self.hold.condition_checks()
+    }
+
+    /// Leaves the keys held after this process, for a [takeover](crate::Acquire::take_over) by the same
+    /// [identity](crate::Acquire::identity): until the identity frees them
+    /// ([`Locks::release_identity`](crate::Locks::release_identity), for each key) or the lease ends. Sends no request.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
+    /// let accounts = ["account#1", "account#2"];
+    /// locks.acquire_all(accounts).identity(execution_arn).await?.keep();
+    /// // In a later step:
+    /// let lock = locks.acquire_all(accounts).identity(execution_arn).take_over().await?;
+    /// lock.release().await
+    /// # }
+    /// ```
+    pub fn keep(self) {
+        let _no_ticket = self.hand_over();
     }
 
     /// Returns how long the last request under this lock may take, so that Lambda is answered in time. Call it before that
@@ -779,9 +842,9 @@ impl Drop for Watch<'_> {
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
-            .field("key", &self.key())
+            .field("keys", &self.keys())
             .field("owner", &self.owner())
-            .field("fence", &self.hold.fences.first())
+            .field("fences", &self.hold.fences)
             .field("expires_at", &self.expires_at())
             .finish_non_exhaustive()
     }

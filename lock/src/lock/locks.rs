@@ -161,8 +161,8 @@ impl Locks {
     }
 
     /// Waits until all background requests are answered, for at most `limit`: the releases of dropped locks, and the
-    /// withdrawals of acquires that ended without an answer. Call it before Lambda freezes the environment. Returns `false`
-    /// if some are unanswered when the limit ends; they go on.
+    /// withdrawals of acquires that ended without an answer. Call it before Lambda freezes the environment. Fails with an
+    /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable) if some are unanswered when the limit ends; they go on.
     ///
     /// Sends no request. Each background request takes up to 10 s, and a withdrawal usually sends one or two.
     ///
@@ -172,21 +172,26 @@ impl Locks {
     /// # async fn example(locks: Locks) -> Result<(), Error> {
     /// let Err(error) = locks.acquire("nightly-report").await else { return Ok(()) };
     /// // The request may have been applied, even though it was not answered.
-    /// locks.flush(Duration::from_secs(2)).await;
+    /// locks.flush(Duration::from_secs(2)).await?;
     /// Err(error)
     /// # }
     /// ```
-    pub async fn flush(&self, limit: Duration) -> bool {
+    pub async fn flush(&self, limit: Duration) -> Result<(), Error> {
         let mut requests = self.0.in_background.subscribe();
-        // Fails only if the sender is gone, and `self` has the sender.
-        timeout(limit, requests.wait_for(|requests| *requests == 0)).await.is_ok()
+        // The receiver fails only if the sender is gone, and `self` has the sender.
+        match timeout(limit, requests.wait_for(|requests| *requests == 0)).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::new(Cause::Unavailable, self.0.table.place(), "")),
+        }
     }
 
-    /// Releases all locks, permits and sets that these `Locks` and their clones hold, within `limit`, before the process
-    /// ends. Returns an error for each lock whose release failed or was not answered; its key is free when its lease ends.
-    /// Also waits for background requests, as [`flush`](Self::flush) does. Can be repeated.
+    /// Releases all locks and permits that these `Locks` and their clones hold, within `limit`, before the process ends. Also
+    /// waits for background requests, as [`flush`](Self::flush) does. Can be repeated.
     ///
-    /// All locks end at once ([`Lock::lost`](crate::Lock::lost) returns), and all releases are sent at the same time: the
+    /// Each lock whose release fails or is not answered is logged at level `warn`, and its key is free when its lease ends.
+    /// The error is the first of them.
+    ///
+    /// All locks end at once ([`Lock::until_lost`](crate::Lock::until_lost) returns), and all releases are sent at the same time: the
     /// request of [`Lock::release`](crate::Lock::release) for each. Work that runs under a lock, in
     /// [`Acquire::run`](crate::Acquire::run), [`Lock::while_held`](crate::Lock::while_held) or a middleware, is cancelled at
     /// its next await point as if the lease had ended, and only then is the lock released. If the work does not stop, its
@@ -207,31 +212,30 @@ impl Locks {
     /// let held = locks.clone();
     /// // With the feature `graceful-shutdown` of `lambda_runtime`, in its `spawn_graceful_shutdown_handler`:
     /// let on_sigterm = async move || {
-    ///     for error in held.release_all(Duration::from_millis(400)).await {
-    ///         eprintln!("not released: {error}");
-    ///     }
+    ///     let _logged = held.release_all(Duration::from_millis(400)).await;
     /// };
     /// # on_sigterm().await;
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use = "these locks stay held until their leases end"]
-    pub async fn release_all(&self, limit: Duration) -> Vec<Error> {
+    pub async fn release_all(&self, limit: Duration) -> Result<(), Error> {
         let started = self.0.clock.now();
         let left = || limit.saturating_sub(self.0.clock.now().since(started));
-        let (mut errors, mut stopped) = (Vec::new(), HashMap::new());
+        let (mut outcome, mut stopped) = (Ok(()), HashMap::new());
         // Several rounds, because an acquire that was waiting may get a key that is released.
         loop {
             let held = self.0.held.stop(&mut stopped);
             if held.is_empty() {
-                self.flush(left()).await;
-                return errors;
+                return outcome.and(self.flush(left()).await);
             }
             let releases = held.iter().map(async |held| {
                 timeout(left(), held.released()).await.unwrap_or_else(|_| Err(held.unanswered())).err()
             });
-            // A lock that others have taken is not held.
-            errors.extend(join_all(releases).await.into_iter().flatten().filter(|error| !error.is_lost()));
+            // A lock that was lost is not held.
+            for error in join_all(releases).await.into_iter().flatten().filter(|error| !error.is_lost()) {
+                tracing::warn!(key = error.key(), ?error, "a lock was not released before the end");
+                outcome = outcome.and(Err(error));
+            }
         }
     }
 

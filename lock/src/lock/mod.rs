@@ -12,7 +12,6 @@ mod locks;
 mod register;
 mod running;
 mod semaphore;
-mod set;
 mod telemetry;
 mod ticket;
 mod turn;
@@ -31,7 +30,6 @@ pub(crate) use held::Continuation;
 pub use held::Lock;
 pub use locks::{Locks, LocksBuilder};
 pub use semaphore::Semaphore;
-pub use set::{AcquireAll, LockSet};
 #[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};
 pub use ticket::Ticket;

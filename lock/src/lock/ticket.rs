@@ -66,9 +66,7 @@ use crate::trace;
 /// # use lambda_lock::{Error, Locks, Ticket};
 /// # async fn first_step(locks: Locks) -> Result<Ticket, Error> {
 /// let lock = locks.acquire("deploy").await?;
-/// # Ok(
 /// lock.into_ticket() // the last request of this process was the acquire
-/// # )
 /// # }
 /// # async fn last_step(locks: Locks, ticket: Ticket) -> Result<(), Error> {
 /// let lock = locks.resume(&ticket).await?;
@@ -305,12 +303,19 @@ impl Lock {
     /// hold](crate::Acquire::min_hold) goes with the ticket. A lock that was lost or released gives a ticket that
     /// is refused; after a release that was not answered, the row decides. A lock that is not
     /// [enforced](Self::is_enforced) gives a ticket that says so.
-    pub fn into_ticket(self) -> Ticket {
+    ///
+    /// # Errors
+    ///
+    /// A lock of [several keys](Locks::acquire_all) has no ticket: the error is of kind
+    /// [`Invalid`](crate::ErrorKind::Invalid), and the lock is released in the background. Acquire them for an identity, and
+    /// [keep](Self::keep) them.
+    pub fn into_ticket(self) -> Result<Ticket, Error> {
+        self.hold.acquisition.kind().check_one_key("ticket")?;
         let expires_at = millis(since_epoch(self.expires_at()));
         let acquired_at = millis(since_epoch(self.acquired_at()));
         let (table, acquisition) = (&self.hold.locks.0.table, &self.hold.acquisition);
         let ticket = Ticket::new(table, acquisition, self.fence(), acquired_at, expires_at, self.hand_over());
-        Ticket { enforced: self.is_enforced(), traceparent: trace::context(self.hold.span()), ..ticket }
+        Ok(Ticket { enforced: self.is_enforced(), traceparent: trace::context(self.hold.span()), ..ticket })
     }
 }
 

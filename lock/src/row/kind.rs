@@ -113,7 +113,16 @@ impl Kind {
         check_duration(what, lease, MIN_LEASE, longest)
     }
 
+    /// Checks what only the lock of one key has.
+    pub(crate) fn check_one_key(&self, what: &str) -> Result<(), Error> {
+        if self.transact.is_none() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("a lock of several keys has no {what}: acquire one key, or leave it out")))
+    }
+
     pub(crate) fn check_data(&self, data: &Data) -> Result<(), Error> {
+        self.check_one_key("data")?;
         check_data(data, if self.permits.is_some() { MAX_PERMIT_DATA_BYTES } else { MAX_DATA_BYTES })
     }
 

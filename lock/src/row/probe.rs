@@ -75,7 +75,7 @@ impl Table {
     pub(crate) fn probe_condition_check(&self) -> Result<TransactWriteItemsFluentBuilder, Error> {
         let check = self.check(PROBE_KEY, &self.never())?;
         let item = TransactWriteItem::builder().condition_check(check).build();
-        let token = random::request_token();
+        let token = random::nonce().ok();
         Ok(self.client.transact_write_items().transact_items(item).set_client_request_token(token))
     }
 }

@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
-use lambda_lock::{Error, Lock, LockSet, Locks, Wait};
+use lambda_lock::{Error, Lock, Locks, Wait};
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use lambda_lock_tests::{World, median};
 use serde_json::Value;
@@ -261,12 +261,6 @@ impl Stage {
     }
 }
 
-/// What a contender has.
-pub(crate) enum Held {
-    Lock(Lock),
-    Set(LockSet),
-}
-
 /// One that wants the key, on a host of its own.
 pub(crate) struct Contender {
     contended: Contended,
@@ -300,19 +294,19 @@ impl Contender {
         }
     }
 
-    pub(crate) async fn ask(&self, wait: Option<Wait>) -> Result<Held, Error> {
+    pub(crate) async fn ask(&self, wait: Option<Wait>) -> Result<Lock, Error> {
         let wait = wait.unwrap_or(Wait::in_turn().max_attempts(1));
         match self.contended {
-            Contended::Key => self.locks.acquire(KEY).wait(wait).await.map(Held::Lock),
+            Contended::Key => self.locks.acquire(KEY).wait(wait).await,
             Contended::Permits(permits) => {
-                self.locks.semaphore(KEY, permits).acquire().wait(wait).await.map(Held::Lock)
+                self.locks.semaphore(KEY, permits).acquire().wait(wait).await
             }
-            Contended::Keys(keys) => self.locks.acquire_all(keys.iter().copied()).wait(wait).await.map(Held::Set),
+            Contended::Keys(keys) => self.locks.acquire_all(keys.iter().copied()).wait(wait).await,
         }
     }
 
     /// Acquires the key. With the bare SDK, there is nothing to return.
-    pub(crate) async fn acquire(&self) -> Option<Held> {
+    pub(crate) async fn acquire(&self) -> Option<Lock> {
         match self.way {
             Way::Lock(wait) => Some(self.ask(Some(wait.up_to(PATIENCE))).await.unwrap()),
             Way::Polling => {
@@ -324,11 +318,10 @@ impl Contender {
         }
     }
 
-    pub(crate) async fn finish(&self, acquired: Option<Held>, hold: Duration) {
+    pub(crate) async fn finish(&self, acquired: Option<Lock>, hold: Duration) {
         sleep(hold).await;
         let released = match acquired {
-            Some(Held::Lock(lock)) => lock.release().await,
-            Some(Held::Set(set)) => set.release().await,
+            Some(lock) => lock.release().await,
             None => return self.release_bare().await,
         };
         match released {

@@ -114,7 +114,7 @@ async fn run_in_a_world(mode: &str) -> Result<(), Error> {
 /// The lease of the process that leads.
 const LEASE: Duration = Duration::from_secs(6);
 
-/// The loop in the documentation of `Lock::lost`, with a shorter lease.
+/// The loop in the documentation of `Lock::until_lost`, with a shorter lease.
 async fn lead(locks: Locks, leads: watch::Sender<Option<Arc<Lock>>>) {
     loop {
         let lock = match locks.acquire("leader").lease(LEASE).wait(Duration::MAX).await {
@@ -162,7 +162,7 @@ async fn handler(WithLock { input, lock, .. }: WithLock<LambdaEvent<Value>>) -> 
         Some("block") => block_until_lost(&lock),
         Some("spawn") => {
             let place = text(&input, "at");
-            tokio::spawn(work_until_lost(place.clone(), Arc::clone(&lock), async |lock| lock.lost().await));
+            tokio::spawn(work_until_lost(place.clone(), Arc::clone(&lock), async |lock| lock.until_lost().await));
             let work = work_until_lost(place, lock, async |lock| {
                 tokio::task::spawn_blocking(move || block_until_lost(&lock)).await.expect("no panic");
             });

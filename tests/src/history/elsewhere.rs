@@ -47,7 +47,7 @@ fn execute(
             let operation = Operation::new(&name, key.clone(), Arc::clone(&scene.ledger));
             let host = scene.host(&mut random, Network::Bad);
             let acquire = scene.stage.locks(&host).acquire(&key).holder(&operation.name).lease(lease);
-            let attempt = acquire.wait(Duration::from_mins(1)).attempt(turn.as_deref().map(read));
+            let attempt = acquire.wait(Duration::from_mins(1)).attempt_in_turn(turn.as_deref().map(read));
             // A process that is cut off has not kept its turn: the next one uses the turn before again.
             let limit = if random.u8(0..6) == 0 { millis(&mut random, 0..=300) } else { Duration::from_mins(1) };
             match timeout(limit, attempt).await {

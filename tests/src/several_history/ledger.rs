@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Error, ErrorKind, Holder, Lock, LockSet};
+use lambda_lock::{Error, ErrorKind, Holder, Lock, Lock};
 use serde_json::{Value, json};
 
 use super::Counts;
@@ -41,7 +41,7 @@ pub(crate) struct Kept {
     rows: HashMap<String, Row>,
     /// The keys of each operation that is under way.
     wanted: HashMap<String, Vec<String>>,
-    holding: Vec<(String, Vec<String>, Weak<Held>)>,
+    holding: Vec<(String, Vec<String>, Weak<Lock>)>,
     /// By key and fence: the operation that got the fence.
     applied: HashMap<(String, u64), String>,
     /// Keys and nonces whose release was applied.
@@ -57,50 +57,6 @@ struct Row {
     fence: u64,
     /// The numbers up to this one were given up.
     withdrawn: u64,
-}
-
-/// What an operation holds.
-#[derive(Debug)]
-pub(crate) enum Held {
-    Lock(Lock),
-    Set(LockSet),
-}
-
-impl Held {
-    pub(crate) fn is_valid(&self) -> bool {
-        match self {
-            Self::Lock(lock) => lock.is_valid(),
-            Self::Set(set) => set.is_valid(),
-        }
-    }
-
-    pub(crate) fn owner(&self) -> &str {
-        match self {
-            Self::Lock(lock) => lock.owner(),
-            Self::Set(set) => set.owner(),
-        }
-    }
-
-    fn fence(&self, key: &str) -> u64 {
-        match self {
-            Self::Lock(lock) => lock.fence(),
-            Self::Set(set) => set.fence(key).unwrap(),
-        }
-    }
-
-    pub(crate) async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        match self {
-            Self::Lock(lock) => lock.renew(lease).await,
-            Self::Set(set) => set.renew(lease).await,
-        }
-    }
-
-    pub(crate) async fn release(&self) -> Result<(), Error> {
-        match self {
-            Self::Lock(lock) => lock.release().await,
-            Self::Set(set) => set.release().await,
-        }
-    }
 }
 
 impl Ledger {
@@ -325,15 +281,15 @@ impl Operation {
         self.identity.as_ref().map_or("", |(identity, _)| identity)
     }
 
-    pub(super) fn acquired(&self, held: &Arc<Held>) {
+    pub(super) fn acquired(&self, held: &Arc<Lock>) {
         let mut state = self.ledger.state();
-        match **held {
-            Held::Lock(_) => state.counts.locks += 1,
-            Held::Set(_) => state.counts.sets += 1,
+        match held.keys() {
+            [_] => state.counts.locks += 1,
+            _ => state.counts.sets += 1,
         }
         self.ledger.log(&mut state, &format!("{} acquired {:?}", self.name, self.keys));
         for key in &self.keys {
-            let by = state.applied.get(&(key.clone(), held.fence(key)));
+            let by = state.applied.get(&(key.clone(), held.fence_of(key).unwrap()));
             if by != Some(&self.name) {
                 let by = format!("{by:?}");
                 self.ledger.broke(&mut state, format!("{} was given {key}, which the table gave {by}", self.name));
@@ -344,9 +300,9 @@ impl Operation {
     }
 
     /// (a) No other holder may consider itself valid at this instant.
-    fn alone(&self, state: &mut State, held: &Held) {
+    fn alone(&self, state: &mut State, held: &Lock) {
         // A key that was taken over, or that others have freed, is no longer the holder's, whatever it considers.
-        let has = |held: &Held, key: &String| !state.identities.is_superseded(key, held.owner());
+        let has = |held: &Lock, key: &String| !state.identities.is_superseded(key, held.owner());
         let other = state.holding.iter().find(|(name, keys, other)| {
             let Some(other) = other.upgrade().filter(|other| *name != self.name && other.is_valid()) else {
                 return false;
@@ -410,7 +366,7 @@ impl Operation {
         }
     }
 
-    pub(super) fn renewed(&self, held: &Held, sent: SystemTime, answer: Result<(), Error>) {
+    pub(super) fn renewed(&self, held: &Lock, sent: SystemTime, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} renewed {:?}: {}", self.name, self.keys, described(&answer)));
         match answer {
@@ -423,7 +379,7 @@ impl Operation {
         }
     }
 
-    fn lost(&self, state: &mut State, held: &Held) {
+    fn lost(&self, state: &mut State, held: &Lock) {
         state.counts.lost += 1;
         let is_superseded = self.keys.iter().any(|key| state.identities.is_superseded(key, held.owner()));
         state.counts.superseded += usize::from(is_superseded);
@@ -444,7 +400,7 @@ impl Operation {
         }
     }
 
-    pub(super) fn released(&self, held: &Held, sent: SystemTime, answer: Result<(), Error>) {
+    pub(super) fn released(&self, held: &Lock, sent: SystemTime, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} released {:?}: {}", self.name, self.keys, described(&answer)));
         match answer {

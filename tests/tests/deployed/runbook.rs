@@ -96,7 +96,7 @@ fn locks(stack: &Stack, function: &str) -> Locks {
 /// Acquires as a process that then dies.
 async fn leave_held(locks: &Locks, key: &str) -> String {
     let lock = locks.acquire(key).lease(Duration::from_hours(1)).await.unwrap();
-    lock.into_ticket().fence().to_string()
+    lock.into_ticket().unwrap().fence().to_string()
 }
 
 async fn holder(locks: &Locks, key: &str) -> Holder {
@@ -125,7 +125,7 @@ pub(crate) async fn a_run_that_did_not_finish_is_released_or_completed(stack: &S
     let (heading, locks) = ("A run did not finish", locks(stack, "payment-queue"));
     for (payment, block, state) in [("not-done", 1, "free"), ("done", 2, "completed")] {
         let fence =
-            locks.acquire(payment).lease(Duration::from_millis(1)).await.unwrap().into_ticket().fence().to_string();
+            locks.acquire(payment).lease(Duration::from_millis(1)).await.unwrap().into_ticket().unwrap().fence().to_string();
         loop_until(Duration::from_secs(10), async || (!holder(&locks, payment).await.is_current()).then_some(())).await;
         let key = format!("{}#{payment}", in_stack("payment-queue"));
         let variables = [("KEY", key.as_str()), ("FENCE", fence.as_str()), ("WINDOW", "15days"), ("RESULT", "null")];
@@ -300,7 +300,7 @@ pub(crate) async fn a_full_semaphore_is_found_and_freed(stack: &Stack, runbook: 
     let mut fences = Vec::new();
     for _ in 0..2 {
         let permit = semaphore.acquire().lease(Duration::from_hours(1)).await.unwrap();
-        fences.push(permit.into_ticket().fence().to_string());
+        fences.push(permit.into_ticket().unwrap().fence().to_string());
     }
     assert!(semaphore.acquire().await.unwrap_err().is_held());
     let key = format!("{}#bank-api", in_stack("nightly-report"));

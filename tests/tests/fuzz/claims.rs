@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Attempt, Error, Lock, LockSet, Locks, Turn};
+use lambda_lock::{Attempt, Error, Lock, Locks, Turn};
 use lambda_lock_tests::rows::text;
 use tokio::time::sleep;
 
@@ -47,7 +47,6 @@ impl How {
 /// What a claim has got.
 pub(crate) enum Claimed {
     Lock(Lock),
-    Set(LockSet),
     Turn(Turn),
 }
 
@@ -55,15 +54,6 @@ impl From<Attempt> for Claimed {
     fn from(attempt: Attempt) -> Self {
         match attempt {
             Attempt::Acquired(lock) => Self::Lock(lock),
-            Attempt::Waiting(turn) => Self::Turn(turn),
-        }
-    }
-}
-
-impl From<Attempt<LockSet>> for Claimed {
-    fn from(attempt: Attempt<LockSet>) -> Self {
-        match attempt {
-            Attempt::Acquired(set) => Self::Set(set),
             Attempt::Waiting(turn) => Self::Turn(turn),
         }
     }
@@ -77,41 +67,29 @@ pub(crate) fn kept(turn: &Turn) -> Turn {
 }
 
 pub(crate) async fn claim(locks: &Locks, what: What, how: How) -> Result<Claimed, Error> {
-    if what == What::Keys {
-        let all = || locks.acquire_all([KEY, OTHER]);
-        return match how {
-            How::AtOnce | How::WithExtras => all().await.map(Claimed::Set),
-            How::OfIdentity => all().identity(IDENTITY).await.map(Claimed::Set),
-            How::TakeOver => all().identity(IDENTITY).take_over().await.map(Claimed::Set),
-            How::Wait => all().wait(Duration::from_secs(5)).await.map(Claimed::Set),
-            How::Attempt => all().attempt(None).await.map(Claimed::from),
-            How::Attempts => match all().attempt(None).await? {
-                Attempt::Waiting(turn) => {
-                    sleep(turn.delay()).await;
-                    all().attempt(Some(kept(&turn))).await.map(Claimed::from)
-                }
-                acquired @ Attempt::Acquired(_) => Ok(acquired.into()),
-            },
-        };
-    }
-    let one = || match what {
+    let acquire = || match what {
+        What::Key => locks.acquire(KEY),
         What::Permit(permits) => locks.semaphore(KEY, permits).acquire(),
-        _ => locks.acquire(KEY),
+        What::Keys => locks.acquire_all([KEY, OTHER]),
     };
     match how {
-        How::AtOnce => one().await.map(Claimed::Lock),
+        How::AtOnce => acquire().await.map(Claimed::Lock),
         How::WithExtras => {
-            let extras = one().data("the new data").attribute("extra", text("new"));
-            extras.min_hold(LEASE * 2).holder("a name\nof two lines").lease(LEASE * 2).await.map(Claimed::Lock)
+            let extras = acquire().holder("a name\nof two lines").lease(LEASE * 2);
+            let extras = match what {
+                What::Keys => extras,
+                _ => extras.data("the new data").attribute("extra", text("new")).min_hold(LEASE * 2),
+            };
+            extras.await.map(Claimed::Lock)
         }
-        How::OfIdentity => one().identity(IDENTITY).await.map(Claimed::Lock),
-        How::TakeOver => one().identity(IDENTITY).take_over().await.map(Claimed::Lock),
-        How::Wait => one().wait(Duration::from_secs(5)).await.map(Claimed::Lock),
-        How::Attempt => one().attempt(None).await.map(Claimed::from),
-        How::Attempts => match one().attempt(None).await? {
+        How::OfIdentity => acquire().identity(IDENTITY).await.map(Claimed::Lock),
+        How::TakeOver => acquire().identity(IDENTITY).take_over().await.map(Claimed::Lock),
+        How::Wait => acquire().wait(Duration::from_secs(5)).await.map(Claimed::Lock),
+        How::Attempt => acquire().attempt_in_turn(None).await.map(Claimed::from),
+        How::Attempts => match acquire().attempt_in_turn(None).await? {
             Attempt::Waiting(turn) => {
                 sleep(turn.delay()).await;
-                one().attempt(Some(kept(&turn))).await.map(Claimed::from)
+                acquire().attempt_in_turn(Some(kept(&turn))).await.map(Claimed::from)
             }
             acquired @ Attempt::Acquired(_) => Ok(acquired.into()),
         },

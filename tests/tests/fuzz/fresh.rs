@@ -99,22 +99,21 @@ async fn try_claim(stage: &Stage, what: What, how: How) {
             stage.assert_unchanged(&QUEUE).await;
             assert_other_is_free(stage).await;
         }
-        Ok(Claimed::Lock(lock)) if what == What::Key => {
-            assert_key_is_taken(stage, how, lock.owner(), lock.fence()).await;
-            assert_ends(stage, &lock, how).await;
-        }
-        Ok(Claimed::Lock(lock)) => {
-            let What::Permit(permits) = what else { unreachable!() };
-            assert_permit_is_taken(stage, how, permits, &lock).await;
-        }
-        Ok(Claimed::Set(set)) => {
-            assert_key_is_taken(stage, how, set.owner(), set.fence(KEY).unwrap()).await;
-            let other = stage.locks.get(OTHER).await.unwrap().expect("all keys are taken");
-            assert!(other.is_current() && other.owner() == Some(set.owner()));
-            set.release().await.unwrap();
-            stage.changed_row().await;
-            assert_other_is_free(stage).await;
-        }
+        Ok(Claimed::Lock(lock)) => match what {
+            What::Key => {
+                assert_key_is_taken(stage, how, lock.owner(), lock.fence()).await;
+                assert_ends(stage, &lock, how).await;
+            }
+            What::Permit(permits) => assert_permit_is_taken(stage, how, permits, &lock).await,
+            What::Keys => {
+                assert_key_is_taken(stage, how, lock.owner(), lock.fence_of(KEY).unwrap()).await;
+                let other = stage.locks.get(OTHER).await.unwrap().expect("all keys are taken");
+                assert!(other.is_current() && other.owner() == Some(lock.owner()));
+                lock.release().await.unwrap();
+                stage.changed_row().await;
+                assert_other_is_free(stage).await;
+            }
+        },
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::types::{Put, TransactWriteItem};
-use lambda_lock::{Error, ErrorKind, Holder, Lock, LockSet, Locks};
+use lambda_lock::{Error, ErrorKind, Holder, Lock, Locks};
 use lambda_lock_tests::Row;
 use lambda_lock_tests::rows::text;
 use proptest::collection::vec;
@@ -84,28 +84,23 @@ const OPERATIONS: [Operation; 13] = [
     Operation::Acquire,
 ];
 
-/// The lock of one key, or the locks of two.
-enum Held {
-    One(Lock),
-    Two(LockSet),
-}
-
-async fn acquired(locks: &Locks, what: What) -> Held {
+async fn acquired(locks: &Locks, what: What) -> Lock {
     let semaphore = |permits| locks.semaphore(KEY, permits).acquire();
-    Held::One(match what {
+    match what {
         What::Key => locks.acquire(KEY).await.unwrap(),
         What::KeyOfIdentity => locks.acquire(KEY).identity(IDENTITY).await.unwrap(),
         What::HeldAtLeast => locks.acquire(KEY).min_hold(LEASE / 2).await.unwrap(),
-        What::Resumed => locks.resume(&locks.acquire(KEY).await.unwrap().into_ticket()).await.unwrap(),
+        What::Resumed => locks.resume(&locks.acquire(KEY).await.unwrap().into_ticket().unwrap()).await.unwrap(),
         What::Permit => semaphore(1).await.unwrap(),
         What::OneOfThree => {
             // Neither is released.
-            let _others = [semaphore(3).await.unwrap().into_ticket(), semaphore(3).await.unwrap().into_ticket()];
+            semaphore(3).await.unwrap().keep();
+            semaphore(3).await.unwrap().keep();
             semaphore(3).await.unwrap()
         }
         What::PermitOfIdentity => semaphore(2).identity(IDENTITY).await.unwrap(),
-        What::Keys => return Held::Two(locks.acquire_all([KEY, OTHER]).await.unwrap()),
-    })
+        What::Keys => locks.acquire_all([KEY, OTHER]).await.unwrap(),
+    }
 }
 
 #[test]
@@ -134,13 +129,14 @@ fn try_after(what: What, changes: &[Change], age: Duration, operation: Operation
         host.advance_clock(age);
         let stage = Stage::of(world, host, locks, row).await;
         let before = stage.host.requests();
-        match held {
-            Held::One(lock) => with_one(&stage, what, operation, lock, &acquired, &seen).await,
-            Held::Two(set) => with_two(&stage, operation, &set, &acquired).await,
+        if what == What::Keys {
+            with_two(&stage, operation, &held, &acquired).await;
+        } else {
+            with_one(&stage, what, operation, held, &acquired, &seen).await;
         }
         let sent = stage.host.requests() - before;
         assert!(sent <= 10, "{sent} requests");
-        stage.locks.flush(Duration::from_mins(1)).await;
+        stage.locks.flush(Duration::from_mins(1)).await.unwrap();
     });
 }
 
@@ -213,7 +209,7 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, a
                 // A renewal that keeps the end of the lease compares it.
                 kinds.push(ErrorKind::Conflict);
             }
-            let ticket = lock.into_ticket();
+            let ticket = lock.into_ticket().unwrap();
             // Nothing of a permit that was released stays in the row, so that an unknown permit counts as released.
             let is_released = has.is_there || (has.is_gone && stage.now() < SINCE_EPOCH + LEASE);
             match operation {
@@ -288,7 +284,7 @@ fn assert_other_permits(stage: &Stage, own: &str, after: &Row) {
     }
 }
 
-async fn with_two(stage: &Stage, operation: Operation, set: &LockSet, acquired: &Row) {
+async fn with_two(stage: &Stage, operation: Operation, set: &Lock, acquired: &Row) {
     let has = Has::of(stage, What::Keys, set.owner(), acquired);
     let kinds = [ErrorKind::Lost, ErrorKind::MalformedRow];
     let done = match operation {

@@ -82,7 +82,7 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
         // With a waiter in the queue.
         4 => {
             let lock = locks.acquire(KEY).await.unwrap();
-            let Ok(Attempt::Waiting(_)) = locks.acquire(KEY).attempt(None).await else { panic!("it is held") };
+            let Ok(Attempt::Waiting(_)) = locks.acquire(KEY).attempt_in_turn(None).await else { panic!("it is held") };
             vec![lock]
         }
         // Reserved by a waiter for several keys.
@@ -102,7 +102,7 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
             vec![lock]
         }
         7 => {
-            let ticket = locks.acquire(KEY).await.unwrap().into_ticket();
+            let ticket = locks.acquire(KEY).await.unwrap().into_ticket().unwrap();
             vec![locks.resume(&ticket).await.unwrap()]
         }
         8 => vec![semaphore.acquire().await.unwrap()],
@@ -123,7 +123,7 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
                 semaphore.acquire().identity(IDENTITY).await.unwrap(),
             ];
             permits[0].release().await.unwrap();
-            let Ok(Attempt::Waiting(_)) = semaphore.acquire().attempt(None).await else { panic!("it is full") };
+            let Ok(Attempt::Waiting(_)) = semaphore.acquire().attempt_in_turn(None).await else { panic!("it is full") };
             permits.into()
         }
         // A run that crashed.
@@ -148,7 +148,7 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
         }
         // Freed by its identity, beside a permit that was resumed.
         17 => {
-            let resumed = locks.resume(&semaphore.acquire().await.unwrap().into_ticket()).await.unwrap();
+            let resumed = locks.resume(&semaphore.acquire().await.unwrap().into_ticket().unwrap()).await.unwrap();
             let freed = semaphore.acquire().identity(IDENTITY).await.unwrap();
             assert!(locks.release_identity(KEY, IDENTITY).await.unwrap());
             vec![resumed, freed]

@@ -169,7 +169,7 @@ fn a_changed_ticket_is_refused_or_is_of_the_same_acquisition() {
     let cases = (any::<bool>(), any_edits(), ages, uses);
     for_all("tickets", 200, &cases, |(is_permit, edits, age, how)| {
         in_virtual_time(async |world| {
-            let real = lock(&world, is_permit).await.into_ticket();
+            let real = lock(&world, is_permit).await.into_ticket().unwrap();
             let mut json = serde_json::to_value(&real).unwrap();
             assert_eq!(serde_json::from_value::<Ticket>(json.clone()).unwrap(), real);
             edit(&mut json, &TICKET, &edits);
@@ -184,7 +184,7 @@ fn a_changed_ticket_is_refused_or_is_of_the_same_acquisition() {
             let done = match how {
                 Use::Resume => locks.resume(&ticket).await.map(|lock| {
                     // It is held on.
-                    let again = lock.into_ticket();
+                    let again = lock.into_ticket().unwrap();
                     assert_eq!((again.key(), again.is_enforced()), (ticket.key(), ticket.is_enforced()));
                     true
                 }),
@@ -236,14 +236,14 @@ fn a_changed_turn_costs_time_and_no_guarantee() {
             let locks = world.default_locks();
             let is_permit = is_permit && !is_set;
             // The tickets are dropped, and the locks are held on.
-            drop(lock(&world, is_permit).await.into_ticket());
+            lock(&world, is_permit).await.keep();
             if is_permit {
-                drop(lock(&world, is_permit).await.into_ticket());
+                lock(&world, is_permit).await.keep();
             }
             let attempt = async |turn: Option<Turn>| match (is_set, is_permit) {
-                (true, _) => locks.acquire_all([KEY, OTHER]).attempt(turn).await.map(turn_of),
-                (false, true) => locks.semaphore(KEY, 2).acquire().attempt(turn).await.map(turn_of),
-                (false, false) => locks.acquire(KEY).attempt(turn).await.map(turn_of),
+                (true, _) => locks.acquire_all([KEY, OTHER]).attempt_in_turn(turn).await.map(turn_of),
+                (false, true) => locks.semaphore(KEY, 2).acquire().attempt_in_turn(turn).await.map(turn_of),
+                (false, false) => locks.acquire(KEY).attempt_in_turn(turn).await.map(turn_of),
             };
             let real = attempt(None).await.unwrap().expect("it is held");
             let mut json = serde_json::to_value(&real).unwrap();

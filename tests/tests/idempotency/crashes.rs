@@ -140,7 +140,7 @@ async fn a_crashed_run_runs_again_when_its_lease_has_ended() {
 #[tokio::test]
 async fn a_deadline_in_1970_leaves_the_default_lease() {
     let (_world, _host, locks) = environment().await;
-    let orders: Orders<u32> = orders(&locks).until(SystemTime::UNIX_EPOCH);
+    let orders: Orders<u32> = orders(&locks).deadline(SystemTime::UNIX_EPOCH);
     let body = async |run: &Run| {
         assert_eq!(run.lock().expires_at(), run.lock().acquired_at() + LEASE);
         Ok(17)
@@ -152,7 +152,7 @@ async fn a_deadline_in_1970_leaves_the_default_lease() {
 async fn until_sets_the_end_of_the_lease() {
     let (world, host, locks) = environment().await;
     let deadline = host.now() + Duration::from_secs(10);
-    let orders: Orders<u32> = orders(&locks).until(deadline);
+    let orders: Orders<u32> = orders(&locks).deadline(deadline);
     let mut end = 0;
     let body = async |_: &Run| {
         end = number_in(&world.row("a").await.unwrap(), "in_progress_expiration");

@@ -47,7 +47,7 @@ async fn drop_acquires<S: Subject>(network: impl Fn(HostBuilder) -> HostBuilder)
             held.unwrap_or_else(|error| panic!("{error}")).release().await.unwrap();
             return assert_free::<S>(&world).await;
         }
-        assert!(locks.flush(LIMIT).await);
+        locks.flush(LIMIT).await.unwrap();
         assert_free::<S>(&world).await;
     }
     panic!("the acquire never ends");
@@ -83,7 +83,7 @@ pub(crate) async fn a_release_that_is_dropped_at_any_await_frees_the_key_with_th
         let mut held: S = acquired(&locks).await;
         let released = polled(times, held.release()).await;
         drop(held);
-        assert!(locks.flush(LIMIT).await);
+        locks.flush(LIMIT).await.unwrap();
         assert_free::<S>(&world).await;
         if let Some(released) = released {
             assert!(times > 2, "the release did not wait for a request and its answer");
@@ -97,6 +97,6 @@ pub(crate) async fn a_lock_that_is_dropped_frees_the_key<S: Subject>() {
     let world = World::new().await;
     let locks = world.default_locks();
     drop(acquired::<S>(&locks).await);
-    assert!(locks.flush(LIMIT).await);
+    locks.flush(LIMIT).await.unwrap();
     assert_free::<S>(&world).await;
 }

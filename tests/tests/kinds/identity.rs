@@ -74,7 +74,7 @@ pub(crate) async fn a_takeover_that_is_never_answered_keeps_the_lock<S: Subject>
     let locks = world.locks(&host).build().unwrap();
     let Err(error) = S::take_over(&locks, LEASE, IDENTITY, None).await else { panic!("it was answered") };
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(locks.flush(Duration::from_secs(10)).await);
+    locks.flush(Duration::from_secs(10)).await.unwrap();
     let again = S::take_over(&ahead(&world, Duration::from_millis(200)), LEASE, IDENTITY, None).await;
     again.unwrap_or_else(|error| panic!("{error}")).release().await.unwrap();
     drop(earlier);
@@ -476,7 +476,7 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its
         let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
         let (error, locks) = freed_before_a_late_attempt::<S>(&world, &late, free, is_takeover, PAUSE).await;
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-        assert!(locks.flush(Duration::from_mins(1)).await);
+        locks.flush(Duration::from_mins(1)).await.unwrap();
         sleep(PAUSE / 2).await;
         let locks = world.default_locks();
         let mut next: S = if is_same { acquired(&locks).await } else { crate::acquired(&locks).await };

@@ -51,7 +51,7 @@ pub(crate) async fn a_late_attempt_of_a_refused_acquire_takes_nothing<S: Subject
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     crate::assert_refused::<S>(&locks).await;
-    assert!(locks.flush(Duration::from_mins(1)).await);
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     holder.release().await.unwrap();
     assert!(!late.deliver(&world).await);
     assert_free::<S>(&world).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{
-    Acquire, AcquireAll, Error, HandlerError, Idempotency, Lock, LockSet, Locks, Run, Ticket, Wait, request_token,
+    Acquire, Error, HandlerError, Idempotency, Lock, Locks, Run, Ticket, Wait, request_token,
 };
 use lambda_lock_tests::Late;
 use lambda_lock_tests::invocation::LoseAnswers;
@@ -126,15 +126,15 @@ impl Subject for Key {
     }
 
     fn into_ticket(self) -> Ticket {
-        self.0.into_ticket()
+        self.0.into_ticket().unwrap()
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct SeveralKeys(LockSet);
+pub(crate) struct SeveralKeys(Lock);
 
 impl SeveralKeys {
-    fn asked(locks: &Locks, lease: Duration) -> AcquireAll {
+    fn asked(locks: &Locks, lease: Duration) -> Acquire {
         locks.acquire_all(Self::KEYS.iter().copied()).lease(lease)
     }
 }
@@ -177,7 +177,7 @@ impl Subject for SeveralKeys {
     }
 
     fn fences(&self) -> Vec<u64> {
-        Self::KEYS.iter().map(|key| self.0.fence(key).unwrap()).collect()
+        Self::KEYS.iter().map(|key| self.0.fence_of(key).unwrap()).collect()
     }
 
     fn into_ticket(self) -> Ticket {
@@ -235,7 +235,7 @@ impl Subject for Permit {
     }
 
     fn into_ticket(self) -> Ticket {
-        self.0.into_ticket()
+        self.0.into_ticket().unwrap()
     }
 
     async fn use_as_another_kind(locks: &Locks) {
@@ -312,11 +312,11 @@ impl<S: Subject> Subject for OfIdentity<S> {
     const LEAVES_TRACE: bool = S::LEAVES_TRACE;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        S::acquire_for(locks, lease, &request_token().unwrap(), None).await.map(Self)
+        S::acquire_for(locks, lease, &request_token(), None).await.map(Self)
     }
 
     async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
-        S::acquire_for(locks, lease, &request_token().unwrap(), Some(wait)).await.map(Self)
+        S::acquire_for(locks, lease, &request_token(), Some(wait)).await.map(Self)
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {

@@ -56,7 +56,7 @@ async fn each_call_sends_one_request_and_holding_a_lock_sends_none() {
     assert_eq!(theirs.requests(), 2, "a refused try_acquire");
     lock.renew(ms(50)).await.unwrap();
     assert_eq!(ours.requests(), 2, "renew");
-    tokio::time::timeout(Duration::from_secs(5), lock.lost()).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(5), lock.until_lost()).await.unwrap();
     assert_eq!(ours.requests(), 2, "a whole lease");
     lock.release().await.unwrap();
     assert_eq!(ours.requests(), 3, "release");

@@ -42,7 +42,7 @@ async fn a_free_key_is_acquired_by_the_first_attempt() {
     for kind in KINDS {
         let world = World::new().await;
         let host = world.host().build();
-        let lock = acquired(kind(&world.locks(&host).build().unwrap()).attempt(None).await.unwrap());
+        let lock = acquired(kind(&world.locks(&host).build().unwrap()).attempt_in_turn(None).await.unwrap());
         assert_eq!(host.requests(), 1);
         lock.release().await.unwrap();
     }
@@ -53,15 +53,15 @@ async fn a_turn_keeps_its_place_in_another_process() {
     for kind in KINDS {
         let world = World::new().await;
         let held = kind(&world.default_locks()).await.unwrap();
-        let turn = waiting(kind(&world.default_locks()).attempt(None).await.unwrap());
+        let turn = waiting(kind(&world.default_locks()).attempt_in_turn(None).await.unwrap());
         assert_eq!((turn.keys().collect::<Vec<_>>(), turn.attempts()), (vec![KEY], 1));
         assert!((Duration::from_secs(1)..=Duration::from_mins(15)).contains(&turn.delay()), "{:?}", turn.delay());
-        let again = waiting(kind(&world.default_locks()).attempt(Some(through_json(&turn))).await.unwrap());
+        let again = waiting(kind(&world.default_locks()).attempt_in_turn(Some(through_json(&turn))).await.unwrap());
         assert_eq!(again.attempts(), 2);
         let holder = world.default_locks().get(KEY).await.unwrap().unwrap();
         assert_eq!(holder.waiters(), 1, "it took one place");
         held.release().await.unwrap();
-        let lock = acquired(kind(&world.default_locks()).attempt(Some(through_json(&again))).await.unwrap());
+        let lock = acquired(kind(&world.default_locks()).attempt_in_turn(Some(through_json(&again))).await.unwrap());
         assert_eq!(world.default_locks().get(KEY).await.unwrap().unwrap().waiters(), 0);
         lock.release().await.unwrap();
     }
@@ -75,11 +75,11 @@ async fn a_grant_that_is_answered_after_its_lease_is_freed_before_the_next_attem
     for (kind, withdrawal) in KINDS.into_iter().zip([3, 2]) {
         let world = World::in_virtual_time().await;
         let host = StepsClock::host(world.host(), 1, |host| host.advance_clock(2 * LEASE));
-        let turn = waiting(kind(&world.locks(&host).build().unwrap()).attempt(None).await.unwrap());
+        let turn = waiting(kind(&world.locks(&host).build().unwrap()).attempt_in_turn(None).await.unwrap());
         assert_eq!((turn.attempts(), host.requests()), (1, 1 + withdrawal));
         assert!(world.default_locks().get(KEY).await.unwrap().unwrap().has_released());
         let locks = world.locks(&world.host().clock_ahead(2 * LEASE).build()).build().unwrap();
-        acquired(kind(&locks).attempt(Some(turn)).await.unwrap()).release().await.unwrap();
+        acquired(kind(&locks).attempt_in_turn(Some(turn)).await.unwrap()).release().await.unwrap();
     }
 }
 
@@ -92,7 +92,7 @@ async fn an_execution_has_at_once_what_an_earlier_attempt_by_a_clock_ahead_has_a
         let ahead = world.locks(&world.host().clock_ahead(Duration::from_millis(900)).build()).build().unwrap();
         let crashed = asking(&ahead).await.unwrap();
         let host = world.host().build();
-        let lock = acquired(asking(&world.locks(&host).build().unwrap()).attempt(None).await.unwrap());
+        let lock = acquired(asking(&world.locks(&host).build().unwrap()).attempt_in_turn(None).await.unwrap());
         assert_eq!(host.requests(), 2, "the first shows what to take over");
         assert!(lock.fence() > crashed.fence());
         lock.release().await.unwrap();
@@ -104,12 +104,12 @@ async fn a_turn_that_is_used_twice_gives_the_key_once() {
     for kind in KINDS {
         let world = World::new().await;
         let held = kind(&world.default_locks()).await.unwrap();
-        let turn = waiting(kind(&world.default_locks()).attempt(None).await.unwrap());
+        let turn = waiting(kind(&world.default_locks()).attempt_in_turn(None).await.unwrap());
         held.release().await.unwrap();
-        let lock = acquired(kind(&world.default_locks()).attempt(Some(turn.clone())).await.unwrap());
-        let other = waiting(kind(&world.default_locks()).attempt(Some(turn)).await.unwrap());
+        let lock = acquired(kind(&world.default_locks()).attempt_in_turn(Some(turn.clone())).await.unwrap());
+        let other = waiting(kind(&world.default_locks()).attempt_in_turn(Some(turn)).await.unwrap());
         lock.release().await.unwrap();
-        acquired(kind(&world.default_locks()).attempt(Some(other)).await.unwrap()).release().await.unwrap();
+        acquired(kind(&world.default_locks()).attempt_in_turn(Some(other)).await.unwrap()).release().await.unwrap();
     }
 }
 
@@ -121,7 +121,7 @@ async fn a_wait_in_several_processes_ends_with_its_budget() {
     let acquire = || locks.acquire(KEY).wait(Duration::from_secs(30));
     let (began, mut turn) = (engine.now(), None);
     let error = loop {
-        match acquire().attempt(turn).await {
+        match acquire().attempt_in_turn(turn).await {
             Ok(attempt) => {
                 let next = waiting(attempt);
                 sleep(next.delay()).await;
@@ -141,8 +141,8 @@ async fn a_turn_of_another_key_is_invalid() {
     let world = World::new().await;
     let locks = world.default_locks();
     let held = locks.acquire(KEY).await.unwrap();
-    let turn = waiting(locks.acquire(KEY).attempt(None).await.unwrap());
-    let error = locks.acquire("another").attempt(Some(turn)).await.unwrap_err();
+    let turn = waiting(locks.acquire(KEY).attempt_in_turn(None).await.unwrap());
+    let error = locks.acquire("another").attempt_in_turn(Some(turn)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("`deploy`") && error.to_string().contains("`another`"), "{error}");
     held.release().await.unwrap();
@@ -151,7 +151,7 @@ async fn a_turn_of_another_key_is_invalid() {
 /// Acquires a key that nobody holds, with at most three attempts, and releases it.
 async fn finish(locks: &Locks, mut turn: Option<Turn>) {
     for _ in 0..3 {
-        match locks.acquire(KEY).attempt(turn).await.unwrap() {
+        match locks.acquire(KEY).attempt_in_turn(turn).await.unwrap() {
             Attempt::Acquired(lock) => return lock.release().await.unwrap(),
             Attempt::Waiting(next) => {
                 sleep(next.delay()).await;
@@ -175,7 +175,7 @@ async fn a_turn_that_was_changed_is_refused_or_costs_time_only() {
     tokio::time::pause();
     let (_, locks) = virtual_locks().await;
     let held = locks.acquire(KEY).await.unwrap();
-    let turn = waiting(locks.acquire(KEY).attempt(None).await.unwrap());
+    let turn = waiting(locks.acquire(KEY).attempt_in_turn(None).await.unwrap());
     held.release().await.unwrap();
     let written = serde_json::to_value(&turn).unwrap();
     for (name, value) in [
@@ -213,11 +213,11 @@ async fn a_turn_that_was_changed_is_refused_or_costs_time_only() {
         finish(&locks, Some(serde_json::from_value(changed.clone()).unwrap())).await;
         // Others still take turns.
         let held = locks.acquire(KEY).await.unwrap();
-        match locks.acquire(KEY).attempt(serde_json::from_value(changed).ok()).await {
+        match locks.acquire(KEY).attempt_in_turn(serde_json::from_value(changed).ok()).await {
             Ok(attempt) => drop(waiting(attempt)),
             Err(error) => assert!(error.is_held() && error.attempts() > 0, "{error}"),
         }
-        let next = waiting(locks.acquire(KEY).attempt(None).await.unwrap());
+        let next = waiting(locks.acquire(KEY).attempt_in_turn(None).await.unwrap());
         held.release().await.unwrap();
         finish(&locks, Some(through_json(&next))).await;
     }
@@ -232,12 +232,12 @@ async fn a_wait_in_several_processes_outlasts_their_deadlines() {
     let (mut turn, began) = (None, engine.now());
     while engine.now().duration_since(began).unwrap() < Duration::from_mins(5) {
         let deadline = engine.now() + Duration::from_secs(10);
-        let acquire = locks.acquire(KEY).until(deadline).wait(Duration::from_hours(1));
-        let next = waiting(acquire.attempt(turn).await.unwrap());
+        let acquire = locks.acquire(KEY).deadline(deadline).wait(Duration::from_hours(1));
+        let next = waiting(acquire.attempt_in_turn(turn).await.unwrap());
         sleep(next.delay()).await;
         turn = Some(through_json(&next));
     }
-    let error = locks.acquire(KEY).wait(Wait::in_turn().max_attempts(1)).attempt(turn.clone()).await.unwrap_err();
+    let error = locks.acquire(KEY).wait(Wait::in_turn().max_attempts(1)).attempt_in_turn(turn.clone()).await.unwrap_err();
     assert_eq!(error.attempts(), turn.unwrap().attempts() + 1);
     held.release().await.unwrap();
 }
@@ -260,7 +260,7 @@ async fn a_wait_for_a_long_hold_has_few_attempts() {
             let (held, began, mut turn) = (acquire().await.unwrap(), engine.now(), None);
             let mut attempts = 0;
             while engine.now().duration_since(began).unwrap() + minutes(1) < minutes(awaited) {
-                let next = waiting(acquire().attempt(turn).await.unwrap());
+                let next = waiting(acquire().attempt_in_turn(turn).await.unwrap());
                 attempts = next.attempts();
                 sleep(next.delay()).await;
                 turn = Some(next);
@@ -282,7 +282,7 @@ async fn delays_without_a_turn_grow_from_process_to_process_and_last_a_second_at
     let (mut turn, mut delays) = (None, Vec::new());
     for _ in 0..8 {
         let acquire = locks.acquire(KEY).wait(Wait::backoff(backoff).up_to(Duration::from_hours(1)));
-        let next = waiting(acquire.attempt(turn).await.unwrap());
+        let next = waiting(acquire.attempt_in_turn(turn).await.unwrap());
         delays.push(next.delay().as_millis());
         turn = Some(through_json(&next));
     }
@@ -294,13 +294,13 @@ async fn delays_without_a_turn_grow_from_process_to_process_and_last_a_second_at
 async fn a_turn_names_its_table_as_a_ticket_does() {
     let world = World::new().await;
     let held = world.default_locks().acquire(KEY).await.unwrap();
-    let turn = waiting(world.default_locks().acquire(KEY).attempt(None).await.unwrap());
+    let turn = waiting(world.default_locks().acquire(KEY).attempt_in_turn(None).await.unwrap());
     let mut written = serde_json::to_value(&turn).unwrap();
     let arn = format!("arn:aws:dynamodb:us-east-1:123456789012:table/{}", world.table);
     for (name, is_same) in [(arn, true), ("another".to_owned(), false)] {
         written["table"] = json!(name);
         let turn = serde_json::from_value(written.clone()).unwrap();
-        let attempt = world.default_locks().acquire(KEY).attempt(Some(turn)).await;
+        let attempt = world.default_locks().acquire(KEY).attempt_in_turn(Some(turn)).await;
         assert_eq!(attempt.is_ok(), is_same, "{attempt:?}");
     }
     held.release().await.unwrap();
@@ -331,7 +331,7 @@ async fn execute(kind: Acquires, is_known: bool) -> (Vec<u32>, Duration) {
         executions.spawn(async move {
             let (mut turn, mut suspensions) = (None, 0);
             loop {
-                match kind(&locks).attempt(turn).await.unwrap() {
+                match kind(&locks).attempt_in_turn(turn).await.unwrap() {
                     Attempt::Acquired(lock) => {
                         sleep(HOLD).await;
                         lock.release().await.unwrap();

@@ -59,7 +59,7 @@ async fn a_lock_at_all_bounds_is_renewed_and_released() {
     let other = longest(world.locks_with_quick_retries(&unanswered)).build().unwrap();
     let blocked = locks.acquire("k").identity(name('i', IDENTITY)).await.unwrap();
     other.acquire("k").identity(name('w', IDENTITY)).await.unwrap_err();
-    other.flush(crate::LEASE * 2).await;
+    other.flush(crate::LEASE * 2).await.unwrap();
     blocked.release().await.unwrap();
     let row = world.row(&(name('p', KEY - 1) + "k")).await.unwrap();
     assert!(row["withdrawn"].is_n(), "withdrawn");
@@ -82,7 +82,7 @@ async fn a_lock_at_all_bounds_is_renewed_and_released() {
     assert_eq!((&row["released"], &row["data"]), (&row["fence"], &text(&name('f', DATA))));
 
     // A ticket leaves one more nonce.
-    let ticket = acquire().await.unwrap().into_ticket();
+    let ticket = acquire().await.unwrap().into_ticket().unwrap();
     locks.renew_ticket(&ticket, LEASE).await.unwrap();
     locks.resume(&ticket).await.unwrap().release().await.unwrap();
 

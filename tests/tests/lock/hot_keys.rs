@@ -41,7 +41,7 @@ async fn refusals(locks: &Locks, key: &str) -> u32 {
 /// Acquires a key whose row has so many bytes of data, and keeps it.
 async fn keep(locks: &Locks, key: &str, bytes: usize) {
     let lock = locks.acquire(key).lease(Duration::from_hours(24)).data("x".repeat(bytes)).await.unwrap();
-    drop(lock.into_ticket());
+    lock.keep();
     sleep(Duration::from_secs(1)).await;
 }
 
@@ -119,7 +119,7 @@ async fn the_ceilings_of_one_key_are_those_of_the_guide() {
     for (held, at_least) in [(10, 160), (100, 30)] {
         let semaphore = locks.semaphore(format!("{held} permits"), held);
         for _ in 1..held {
-            drop(semaphore.acquire().lease(Duration::from_hours(1)).await.unwrap().into_ticket());
+            semaphore.acquire().lease(Duration::from_hours(1)).await.unwrap().keep();
         }
         let permit = async || semaphore.acquire().await.unwrap().release().await.is_ok();
         let times = times(&locks, &host, permit).await;

@@ -117,7 +117,7 @@ async fn a_refusal_after_an_unanswered_attempt_sends_one_more_request() {
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap().is_none());
     assert_eq!(host.requests(), 2 + 1);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(host.requests(), 2 + 1);
     holder.release().await.unwrap();
 }
@@ -129,7 +129,7 @@ async fn a_late_attempt_of_a_failed_acquire_does_not_take_a_key_without_a_row() 
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.try_acquire("job").await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
 
     assert!(!late.deliver(&world).await);
     let next = world.default_locks().try_acquire("job").await.unwrap().expect("the key is free");
@@ -144,7 +144,7 @@ async fn a_row_that_rejects_a_late_attempt_is_kept_for_the_retention() {
     let host = world.host().clock_ahead(Duration::from_hours(23)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.try_acquire("job").await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     let row = world.row("job").await.unwrap();
     let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();
     assert!(expiration * 1000 >= millis(host.now() + Duration::from_hours(23)), "{expiration}");
@@ -178,7 +178,7 @@ async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap().is_none());
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(host.requests(), 1);
     holder.release().await.unwrap();
 }

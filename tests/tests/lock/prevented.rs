@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lambda_lock::embedded::{DynamoDb, Host, Intercept};
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Error, ErrorKind, Idempotency, Lock, LockSet, Locks, Ticket};
+use lambda_lock::{Error, ErrorKind, Idempotency, Lock, Locks};
 use lambda_lock_tests::invocation::{Cause, Prevents};
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
@@ -32,41 +32,13 @@ impl Kind {
         Cause::of(if self == Self::Set { "TransactWriteItems" } else { "UpdateItem" })
     }
 
-    async fn acquire(self, locks: &Locks) -> Result<Held, Error> {
-        Ok(match self {
-            Self::Lock => Held::One(locks.acquire(KEYS[0]).lease(LEASE).await?),
-            Self::Set => Held::Set(locks.acquire_all(KEYS).lease(LEASE).await?),
-            Self::Permit => Held::One(locks.semaphore(KEYS[0], 1).acquire().lease(LEASE).await?),
-        })
-    }
-}
-
-#[derive(Debug)]
-enum Held {
-    One(Lock),
-    Set(LockSet),
-}
-
-impl Held {
-    async fn renew(&self) -> Result<(), Error> {
-        match self {
-            Self::One(lock) => lock.renew(2 * LEASE).await,
-            Self::Set(set) => set.renew(2 * LEASE).await,
-        }
-    }
-
-    async fn release(&self) -> Result<(), Error> {
-        match self {
-            Self::One(lock) => lock.release().await,
-            Self::Set(set) => set.release().await,
-        }
-    }
-
-    fn into_ticket(self) -> Ticket {
-        match self {
-            Self::One(lock) => lock.into_ticket(),
-            Self::Set(_) => unreachable!("a set has no ticket"),
-        }
+    async fn acquire(self, locks: &Locks) -> Result<Lock, Error> {
+        let acquire = match self {
+            Self::Lock => locks.acquire(KEYS[0]),
+            Self::Set => locks.acquire_all(KEYS),
+            Self::Permit => locks.semaphore(KEYS[0], 1).acquire(),
+        };
+        acquire.lease(LEASE).await
     }
 }
 
@@ -83,10 +55,10 @@ async fn the_requests_of_a_ticket_are_repeated() {
         for cause in Cause::ALL {
             let world = World::new().await;
             let (_, locks) = prevented(&world, Prevents::writes(cause, 1..=6));
-            let ticket = kind.acquire(&world.default_locks()).await.unwrap().into_ticket();
+            let ticket = kind.acquire(&world.default_locks()).await.unwrap().into_ticket().unwrap();
             locks.renew_ticket(&ticket, 2 * LEASE).await.unwrap();
             let (_, locks) = prevented(&world, Prevents::writes(cause, 1..=6));
-            let ticket = locks.resume(&ticket).await.unwrap().into_ticket();
+            let ticket = locks.resume(&ticket).await.unwrap().into_ticket().unwrap();
             let (_, locks) = prevented(&world, Prevents::writes(cause, 1..=6));
             locks.release_ticket(&ticket).await.unwrap();
             kind.acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
@@ -130,7 +102,7 @@ async fn a_withdrawal_is_repeated_with_another_token_each_time() {
             let host = world.host().intercept(tokens.clone()).intercept(late.clone()).intercept(prevents).build();
             let locks = world.locks_with_quick_retries(&host).build().unwrap();
             assert_eq!(kind.acquire(&locks).await.unwrap_err().kind(), ErrorKind::Unavailable);
-            locks.flush(Duration::from_mins(1)).await;
+            locks.flush(Duration::from_mins(1)).await.unwrap();
             assert!(!late.deliver(&world).await, "{kind:?}, {cause:?}");
             kind.acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
 
@@ -155,7 +127,7 @@ async fn a_request_of_a_holder_is_given_up_after_ten_seconds() {
             let held = kind.acquire(&locks).await.unwrap();
             for renews in [true, false] {
                 let before = engine.now();
-                let answer = if renews { held.renew().await } else { held.release().await };
+                let answer = if renews { held.renew(2 * LEASE).await } else { held.release().await };
                 let error = answer.unwrap_err();
                 let kind = if cause == Cause::Throttling { ErrorKind::Throttled } else { ErrorKind::Conflict };
                 assert_eq!(error.kind(), kind, "{error}");

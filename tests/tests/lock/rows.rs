@@ -283,5 +283,5 @@ async fn a_free_key_with_the_last_fence_but_one_is_left_to_the_one_that_has_rese
     row.insert("reserved_by".to_owned(), text("another"));
     row.insert("reserved_until".to_owned(), number(1000 * (seconds(host.now()) + 30)));
     world.put_row(row).await;
-    assert!(matches!(locks.acquire("job").attempt(None).await, Ok(Attempt::Waiting(_))));
+    assert!(matches!(locks.acquire("job").attempt_in_turn(None).await, Ok(Attempt::Waiting(_))));
 }

@@ -65,7 +65,7 @@ async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
     let locks = world.default_locks();
     let outlived = AtomicBool::new(false);
     let running = locks.acquire("job").lease(ms(100)).run(async |lock| {
-        lock.lost().await;
+        lock.until_lost().await;
         // The lease has ended: the body is cancelled during this sleep.
         tokio::time::sleep(ms(200)).await;
         outlived.store(true, Ordering::Relaxed);
@@ -161,7 +161,7 @@ async fn the_next_step_of_work_that_thaws_after_its_lease_does_not_run() {
     assert!(Box::pin(steps[1].freeze(&host, set)).await.unwrap_err().is_lost());
     let permit = locks.semaphore("four", 1).acquire().run(async |_| steps[2].run().await);
     assert!(Box::pin(steps[2].freeze(&host, permit)).await.unwrap_err().is_lost());
-    let lock = locks.resume(&locks.acquire("five").await.unwrap().into_ticket()).await.unwrap();
+    let lock = locks.resume(&locks.acquire("five").await.unwrap().into_ticket().unwrap()).await.unwrap();
     assert!(steps[3].freeze(&host, lock.while_held(steps[3].run())).await.unwrap_err().is_lost());
     assert!(!steps.iter().any(|steps| steps.went_on.load(Ordering::Relaxed)));
     lock.release().await.unwrap();

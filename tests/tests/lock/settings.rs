@@ -147,13 +147,13 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
         (acquire().lease(Duration::ZERO), &["lease", "0s", "1ms"][..]),
         (acquire().lease(LONGEST_LEASE + ms(1)), &["lease", "1year 18h 1ms", "1ms and 366days"]),
         (acquire().lease(Duration::MAX), &["lease", "1ms and 366days"]),
-        (acquire().lease(day + ms(1)).until(host.now() + day / 2), &["lease", "1day 1ms", "1ms and 1day"]),
+        (acquire().lease(day + ms(1)).deadline(host.now() + day / 2), &["lease", "1day 1ms", "1ms and 1day"]),
         (acquire().identity(""), &["identity", "0 bytes", "1 to 1024"]),
         (acquire().identity("i".repeat(1025)), &["identity", "1025 bytes", "1 to 1024"]),
         (acquire().min_hold(day + ms(1)), &["hold", "1day 1ms", "1day"]),
-        (acquire().until(host.now() + 2 * day), &["deadline", "1day"]),
-        (acquire().until(host.now() - ms(1)), &["deadline", "`job`", "passed"]),
-        (acquire().until(host.now() - day + Duration::from_mins(1)), &["deadline", "`job`", "passed"]),
+        (acquire().deadline(host.now() + 2 * day), &["deadline", "1day"]),
+        (acquire().deadline(host.now() - ms(1)), &["deadline", "`job`", "passed"]),
+        (acquire().deadline(host.now() - day + Duration::from_mins(1)), &["deadline", "`job`", "passed"]),
     ] {
         let error = acquire.wait(eagerly()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);

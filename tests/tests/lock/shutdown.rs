@@ -33,10 +33,10 @@ async fn release_all_frees_every_lock_permit_and_set_with_one_request_each() {
     let permit = locks.semaphore("bank", 1).acquire().await.unwrap();
     let before = host.requests();
 
-    assert!(locks.clone().release_all(LIMIT).await.is_empty());
+    locks.clone().release_all(LIMIT).await.unwrap();
     assert_eq!(host.requests(), before + 3);
     assert!(!lock.is_valid() && !set.is_valid() && !permit.is_valid());
-    lock.lost().await;
+    lock.until_lost().await;
     for key in ["job", "a", "b"] {
         assert!(is_free(&world, key).await, "{key}");
     }
@@ -45,7 +45,7 @@ async fn release_all_frees_every_lock_permit_and_set_with_one_request_each() {
     // Nothing is left to release.
     lock.release().await.unwrap();
     drop((lock, set, permit));
-    assert!(locks.flush(LIMIT).await);
+    locks.flush(LIMIT).await.unwrap();
     assert_eq!(host.requests(), before + 3);
 }
 
@@ -74,9 +74,9 @@ async fn release_all_cancels_work_and_then_its_lock_is_released_once() {
         locks.release_all(LIMIT).await
     };
     let both = timeout(LIMIT, async { tokio::join!(work, released) });
-    let (outcome, errors) = both.await.expect("the work ends before its lease");
+    let (outcome, released) = both.await.expect("the work ends before its lease");
     assert!(outcome.unwrap_err().is_lost());
-    assert!(errors.is_empty(), "{errors:?}");
+    released.unwrap();
     assert!(is_cancelled.into_inner());
     assert_eq!(host.requests(), 2);
     assert!(is_free(&world, "job").await);
@@ -97,8 +97,7 @@ async fn a_lock_whose_work_does_not_stop_stays_held_and_is_reported() {
         () = begun.notified() => {}
     }
     // Nothing polls the work, as if it blocked its thread.
-    let errors = locks.release_all(ms(1)).await;
-    assert_eq!(errors.iter().map(Error::key).collect::<Vec<_>>(), ["job"]);
+    assert_eq!(locks.release_all(ms(1)).await.unwrap_err().key(), "job");
     assert_eq!(host.requests(), 1);
 }
 
@@ -107,7 +106,7 @@ async fn work_that_has_not_begun_does_not_begin_after_release_all() {
     let world = World::new().await;
     let locks = world.default_locks();
     let lock = locks.acquire("job").await.unwrap();
-    assert!(locks.release_all(LIMIT).await.is_empty());
+    locks.release_all(LIMIT).await.unwrap();
     let began = AtomicBool::new(false);
     let work = async { began.store(true, Ordering::Relaxed) };
     assert!(lock.while_held(work).await.unwrap_err().is_lost());
@@ -129,9 +128,8 @@ async fn release_all_ends_with_its_limit_and_names_what_was_not_answered() {
     let world = World::new().await;
     let (locks, lock) = held_in_silence(&world).await;
     let released = async { locks.release_all(ms(500)).await };
-    let errors = timeout(ms(501), released).await.expect("the limit ends it");
-    assert_eq!(errors.len(), 1);
-    assert!(errors[0].kind() == ErrorKind::Unavailable && errors[0].key() == "job", "{errors:?}");
+    let error = timeout(ms(501), released).await.expect("the limit ends it").unwrap_err();
+    assert!(error.kind() == ErrorKind::Unavailable && error.key() == "job", "{error:?}");
     assert!(!lock.is_valid());
 }
 
@@ -140,8 +138,7 @@ async fn a_second_release_all_names_what_is_still_held() {
     let world = World::new().await;
     let (locks, lock) = held_in_silence(&world).await;
     for _ in 0..2 {
-        let errors = locks.release_all(ms(500)).await;
-        assert_eq!(errors.iter().map(Error::key).collect::<Vec<_>>(), ["job"]);
+        assert_eq!(locks.release_all(ms(500)).await.unwrap_err().key(), "job");
     }
     assert!(!lock.is_valid());
 }
@@ -159,8 +156,8 @@ async fn flush_ends_with_its_limit() {
 async fn a_lock_that_was_handed_over_outlives_release_all() {
     let world = World::new().await;
     let locks = world.default_locks();
-    let ticket = locks.acquire("job").await.unwrap().into_ticket();
-    assert!(locks.release_all(LIMIT).await.is_empty());
+    let ticket = locks.acquire("job").await.unwrap().into_ticket().unwrap();
+    locks.release_all(LIMIT).await.unwrap();
     assert!(!is_free(&world, "job").await);
     world.default_locks().release_ticket(&ticket).await.unwrap();
 }

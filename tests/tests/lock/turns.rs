@@ -367,7 +367,7 @@ async fn a_reserved_key_is_free_from_the_end_of_the_reservation_on() {
         let update = update.update_expression("SET reserved_by = :by, reserved_until = :until");
         let update = update.expression_attribute_values(":by", text("another"));
         update.expression_attribute_values(":until", AttributeValue::N(until.to_string())).send().await.unwrap();
-        let is_taken = match locks.acquire("job").attempt(None).await.unwrap() {
+        let is_taken = match locks.acquire("job").attempt_in_turn(None).await.unwrap() {
             Attempt::Acquired(lock) => lock.release().await.is_ok(),
             Attempt::Waiting(_) => false,
         };

@@ -127,7 +127,7 @@ async fn a_wait_ends_shortly_before_the_deadline() {
     let host = world.host().build();
     let deadline = host.now() + Duration::from_secs(1);
     let locks = world.locks(&host).build().unwrap();
-    let error = locks.acquire("job").until(deadline).wait(eagerly()).await.unwrap_err();
+    let error = locks.acquire("job").deadline(deadline).wait(eagerly()).await.unwrap_err();
     assert!(error.is_held());
     assert!((deadline - ms(100)..deadline).contains(&host.now()));
     lock.release().await.unwrap();

@@ -107,7 +107,7 @@ async fn a_table_with_rows_of_another_program_gets_no_ttl() {
 async fn a_table_that_has_only_rows_of_locks_gets_ttl() {
     let world = world_without_ttl().await;
     let (host, locks) = locks_on(&world, world.host());
-    drop(locks.acquire("held").await.unwrap().into_ticket());
+    locks.acquire("held").await.unwrap().keep();
     locks.semaphore("permits", 2).acquire().await.unwrap().release().await.unwrap();
     completed(&locks).run(&"record".to_owned(), async |_| Ok("done".to_owned())).await.unwrap();
     let of_others = world.locks(&host).key_prefix("other#").build().unwrap();

@@ -33,7 +33,7 @@ async fn rows_are_deleted_when_their_time_has_passed_and_not_before() {
     let world = World::across_regions().await;
     let (host, locks) = locks_on(&world, world.host());
     locks.acquire("released").lease(LEASE).await.unwrap().release().await.unwrap();
-    drop(locks.acquire("crashed").lease(LEASE).await.unwrap().into_ticket());
+    locks.acquire("crashed").lease(LEASE).await.unwrap().keep();
     locks.semaphore("permits", 2).acquire().lease(LEASE).await.unwrap().release().await.unwrap();
     completed(&locks)
         .lease(LEASE)
@@ -74,7 +74,7 @@ async fn rows_in_use_and_rows_of_others_stay() {
     let world = World::new().await;
     let (host, _) = locks_on(&world, world.host());
     let locks = world.locks_with_quick_retries(&host).key_prefix("app#").build().unwrap();
-    drop(locks.acquire("held").lease(2 * DAY).await.unwrap().into_ticket());
+    locks.acquire("held").lease(2 * DAY).await.unwrap().keep();
     locks.acquire("used").lease(LEASE).await.unwrap().release().await.unwrap();
     let orders = completed(&locks).window(3 * DAY);
     orders.run(&"window".to_owned(), async |_| Ok("done".to_owned())).await.unwrap();

@@ -298,7 +298,7 @@ async fn an_unfinished_run_runs_again_after_a_release_by_force() {
 /// The record of a payment whose run has died, as it was seen.
 async fn unfinished(host: &Host, locks: &Locks) -> Holder {
     let lock = locks.acquire("payment").lease(s(10)).await.unwrap();
-    drop(lock.into_ticket());
+    lock.keep();
     host.advance_clock(s(30));
     seen(locks, "payment").await
 }

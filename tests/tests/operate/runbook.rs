@@ -126,7 +126,7 @@ mod remedies {
     pub(super) async fn the_key_of_a_dead_holder_is_freed_by_its_fence() {
         let world = World::new().await;
         let (_, locks) = locks_on(&world, world.host());
-        let died = locks.acquire("report").await.unwrap().into_ticket();
+        let died = locks.acquire("report").await.unwrap().into_ticket().unwrap();
         assert_kind(&locks.acquire("report").await.unwrap_err(), "held");
         let found = seen(&locks, "report").await;
         assert_eq!(found.fence(), Some(died.fence()));
@@ -147,13 +147,13 @@ mod remedies {
         let world = World::new().await;
         let (host, locks) = locks_on(&world, world.host());
         let lock = locks.acquire("job").lease(s(10)).await.unwrap();
-        let ticket = locks.acquire("deploy").lease(s(10)).await.unwrap().into_ticket();
+        let ticket = locks.acquire("deploy").lease(s(10)).await.unwrap().into_ticket().unwrap();
         host.advance_clock(s(20));
         assert_kind(&lock.renew(s(10)).await.unwrap_err(), "lost");
         assert_kind(&locks.resume(&ticket).await.unwrap_err(), "ticket_ended");
 
         let lock = locks.acquire("job").lease(s(10)).await.unwrap();
-        let ticket = locks.acquire("deploy").lease(s(10)).await.unwrap().into_ticket();
+        let ticket = locks.acquire("deploy").lease(s(10)).await.unwrap().into_ticket().unwrap();
         lock.renew(s(30)).await.unwrap();
         locks.renew_ticket(&ticket, s(30)).await.unwrap();
         host.advance_clock(s(20));
@@ -165,23 +165,23 @@ mod remedies {
     pub(super) async fn the_same_ticket_is_released_again_and_resumed_once() {
         let world = World::new().await;
         let (_, locks) = locks_on(&world, world.host());
-        let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+        let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
         locks.renew_ticket(&ticket, s(30)).await.unwrap();
         locks.release_ticket(&ticket).await.unwrap();
         assert_kind(&locks.resume(&ticket).await.unwrap_err(), "ticket_released");
         locks.release_ticket(&ticket).await.unwrap();
 
-        let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+        let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
         let resumed = locks.resume(&ticket).await.unwrap();
         assert_kind(&locks.resume(&ticket).await.unwrap_err(), "ticket_used");
-        let ticket = resumed.into_ticket();
+        let ticket = resumed.into_ticket().unwrap();
         locks.resume(&ticket).await.unwrap().release().await.unwrap();
     }
 
     pub(super) async fn a_ticket_is_taken_to_its_own_table_and_prefix() {
         let (world, other) = (World::new().await, World::in_virtual_time().await);
         let (_, locks) = locks_on(&world, world.host());
-        let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+        let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
         let prefixed = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
         assert_kind(&prefixed.resume(&ticket).await.unwrap_err(), "ticket_foreign");
         // A table of the same name in another region.
@@ -220,7 +220,7 @@ mod remedies {
             assert_kind(&error, kind);
             assert!(error.is_retryable());
             broken.mend();
-            locks.flush(s(10)).await;
+            locks.flush(s(10)).await.unwrap();
             locks.acquire("job").await.unwrap().release().await.unwrap();
         }
     }

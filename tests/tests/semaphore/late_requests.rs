@@ -96,7 +96,7 @@ async fn a_withdrawal_leaves_done_what_its_identity_has_released() {
     let host = world.host().intercept(withdrawn.clone()).build();
     let others = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(acquire(&others).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    others.flush(Duration::from_mins(1)).await;
+    others.flush(Duration::from_mins(1)).await.unwrap();
 
     let before = row(&world).await;
     released.release().await.unwrap();
@@ -132,7 +132,7 @@ async fn a_late_attempt_finds_the_withdrawal_in_a_new_row() {
     let started = host.now();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(host.requests(), 5, "three tries, a withdrawal that finds no row, and one that writes it");
     let withdrawn = row(&world).await;
     assert!(permits(&withdrawn).is_empty());
@@ -151,7 +151,7 @@ async fn an_acquire_without_an_answer_frees_the_permit_that_it_took() {
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(host.requests(), 5, "three tries, the withdrawal and the release");
     assert!(permits(&row(&world).await).is_empty());
     world.default_locks().semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();
@@ -165,7 +165,7 @@ async fn a_grant_that_is_answered_after_its_lease_is_no_permit() {
     let locks = world.locks(&host).build().unwrap();
     let acquired = locks.semaphore(KEY, 1).acquire().lease(Duration::from_millis(1)).await;
     assert_eq!(acquired.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert!(permits(&row(&world).await).is_empty());
 }
 
@@ -178,7 +178,7 @@ async fn a_late_attempt_that_was_withdrawn_takes_nothing_however_many_have_acqui
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let never_answered = locks.semaphore(KEY, 1).acquire().lease(DAY);
     assert_eq!(never_answered.await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     let others = world.default_locks();
     for _ in 0..20 {
         others.semaphore(KEY, 1).acquire().lease(DAY).await.unwrap().release().await.unwrap();

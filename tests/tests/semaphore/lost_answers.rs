@@ -43,7 +43,7 @@ async fn a_withdrawal_with_a_lost_answer_frees_the_permit() {
         let host = host.intercept(LoseAnswers::to("UpdateItem", lost..=lost)).build();
         let locks = world.locks_with_quick_retries(&host).build().unwrap();
         assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
-        assert!(locks.flush(LEASE).await);
+        locks.flush(LEASE).await.unwrap();
         assert_eq!(host.requests(), 6);
         assert!(permits(&row(&world).await).is_empty());
         locks.semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();

@@ -108,7 +108,7 @@ impl Stage {
             from_value(turn).unwrap()
         });
         let acquire = self.locks.semaphore(KEY, situation.permits).acquire();
-        let attempt = acquire.attempt(turn).await.unwrap_or_else(|error| panic!("{situation:?} {place:?}: {error}"));
+        let attempt = acquire.attempt_in_turn(turn).await.unwrap_or_else(|error| panic!("{situation:?} {place:?}: {error}"));
         assert_eq!(self.now(), now);
         matches!(attempt, Attempt::Acquired(_))
     }
@@ -183,7 +183,7 @@ async fn a_permit_with_the_largest_fence_is_left_to_those_ahead() {
     row.insert("fence".to_owned(), digits(u64::try_from(i64::MAX).unwrap()));
     stage.engine.client().put_item().table_name(TABLE).set_item(Some(row)).send().await.unwrap();
     let acquire = stage.locks.semaphore(KEY, situation.permits).acquire();
-    assert!(matches!(acquire.attempt(None).await, Ok(Attempt::Waiting(_))));
+    assert!(matches!(acquire.attempt_in_turn(None).await, Ok(Attempt::Waiting(_))));
 }
 
 /// A lease and the clock skew later, another host sees that the lease has just ended.

@@ -59,7 +59,7 @@ async fn a_list_has_the_permits_without_data() {
         let semaphore = locks.semaphore(format!("semaphore {number}"), 2);
         semaphore.acquire().data("secret").holder("one").await.unwrap().renew(crate::DAY).await.unwrap();
     }
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     let bank = locks.semaphore(KEY, 2);
     let _held =
         [bank.acquire().data("secret").holder("one").await.unwrap(), bank.acquire().holder("two").await.unwrap()];

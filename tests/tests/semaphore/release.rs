@@ -31,7 +31,7 @@ async fn a_dropped_permit_is_released_in_the_background() {
     let world = World::new().await;
     let locks = world.default_locks();
     drop(acquire_all(&locks, 2).await);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert!(permits(&row(&world).await).is_empty());
 }
 
@@ -91,7 +91,7 @@ async fn the_row_of_ten_permits_stays_small_after_pairs_crashes_and_dropped_tick
         let mut held = Vec::new();
         for _ in 0..5 {
             held.push(acquire(&crashed).await);
-            drop(acquire(&locks).await.into_ticket());
+            acquire(&locks).await.keep();
         }
         check().await;
         crashing.crash();
@@ -107,7 +107,7 @@ async fn identities_that_never_release_leave_nothing_in_the_row() {
     for number in 0..3000 {
         let identity = format!("{number:0>121}");
         let permit = locks.semaphore(KEY, 2).acquire().identity(identity).lease(LEASE).await.unwrap();
-        drop(permit.into_ticket());
+        permit.keep();
         if number % 2 == 1 {
             host.advance_clock(AFTER_THE_LEASE);
         }

@@ -85,7 +85,7 @@ async fn a_permit_that_was_renewed_twice_with_its_ticket_is_not_replaced() {
     let locks = world.default_locks();
     let held = acquire_all(&locks, 1).await.remove(0);
     let owner = owners([&held]);
-    let ticket = held.into_ticket();
+    let ticket = held.into_ticket().unwrap();
     locks.renew_ticket(&ticket, LEASE).await.unwrap();
     let late = late_replacement(&world, None).await;
     locks.renew_ticket(&ticket, DAY).await.unwrap();

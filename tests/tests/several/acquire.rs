@@ -84,12 +84,12 @@ async fn each_key_of_a_set_is_an_ordinary_lock_for_others() {
         assert_eq!(error.holders().count(), 1);
         let holder = others.get(key).await.unwrap().unwrap();
         assert!(holder.is_current());
-        assert_eq!((holder.name(), holder.fence()), (Some("transfer"), set.fence(key)));
+        assert_eq!((holder.name(), holder.fence()), (Some("transfer"), set.fence_of(key)));
     }
     set.release().await.unwrap();
     for key in KEYS {
         let lock = others.try_acquire(key).await.unwrap().unwrap();
-        assert!(Some(lock.fence()) > set.fence(key));
+        assert!(Some(lock.fence()) > set.fence_of(key));
         lock.release().await.unwrap();
         assert!(others.get(key).await.unwrap().unwrap().has_released());
     }
@@ -101,7 +101,7 @@ async fn the_order_of_keys_does_not_matter() {
     let set = world.default_locks().acquire_all(["b", "c", "a"]).await.unwrap();
     assert_eq!(set.keys(), ["a", "b", "c"]);
     assert_held_by(&world, &set).await;
-    assert_eq!(set.fence("d"), None);
+    assert_eq!(set.fence_of("d"), None);
     assert_contains(&world.default_locks().acquire_all(["c", "a"]).await.unwrap_err(), &["`a`", "`c`"]);
     set.release().await.unwrap();
 }
@@ -116,7 +116,7 @@ async fn the_keys_of_a_crashed_holder_are_free_after_its_lease_and_the_skew() {
     assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
     host.advance_clock(CLOCK_SKEW);
     let set = locks.acquire_all(KEYS).await.unwrap();
-    assert!(KEYS.iter().all(|key| set.fence(key) > crashed.fence(key)));
+    assert!(KEYS.iter().all(|key| set.fence_of(key) > crashed.fence_of(key)));
     set.release().await.unwrap();
 }
 
@@ -190,7 +190,7 @@ async fn disabled_locks_send_nothing() {
     let locks = world.locks(&host).enabled(false).build().unwrap();
     let set = locks.acquire_all(KEYS).await.unwrap();
     assert!(set.is_valid() && !set.is_enforced());
-    assert_eq!((set.fence(KEYS[0]), set.fence("another")), (Some(0), None));
+    assert_eq!((set.fence_of(KEYS[0]), set.fence_of("another")), (Some(0), None));
     set.renew(LEASE).await.unwrap();
     set.release().await.unwrap();
     assert_eq!(host.requests(), 0);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
-use lambda_lock::{ErrorKind, LockSet};
+use lambda_lock::{ErrorKind, Lock};
 use lambda_lock_tests::{Row, World};
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, assert_held_by, ms, text};
@@ -14,10 +14,10 @@ async fn the_fence_of_each_key_is_larger_than_all_before() {
     let (ours, theirs) = (world.host().build(), world.host().clock_behind(ms(400)).build());
     let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
     let mut fences: [Vec<u64>; 2] = Default::default();
-    let mut keep = |set: &LockSet| {
+    let mut keep = |set: &Lock| {
         for (fences, key) in fences.iter_mut().zip(KEYS) {
-            assert!(fences.last().is_none_or(|last| *last < set.fence(key).unwrap()), "{fences:?} {set:?}");
-            fences.push(set.fence(key).unwrap());
+            assert!(fences.last().is_none_or(|last| *last < set.fence_of(key).unwrap()), "{fences:?} {set:?}");
+            fences.push(set.fence_of(key).unwrap());
         }
     };
     for _ in 0..2 {
@@ -72,7 +72,7 @@ async fn a_fence_ahead_of_the_clock_costs_one_more_request() {
     let host = world.host().build();
     let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
     assert_eq!(host.requests(), 2);
-    assert_eq!(KEYS.map(|key| set.fence(key)), [Some(ahead + 1); 2]);
+    assert_eq!(KEYS.map(|key| set.fence_of(key)), [Some(ahead + 1); 2]);
     assert_held_by(&world, &set).await;
     set.release().await.unwrap();
 }
@@ -106,7 +106,7 @@ fn report() -> Row {
 }
 
 /// Writes a row in a transaction with the checks of the set. Returns whether it was applied.
-async fn is_written(world: &World, set: &LockSet) -> bool {
+async fn is_written(world: &World, set: &Lock) -> bool {
     let checks = set.condition_checks().unwrap().into_iter();
     let checks = checks.map(|check| TransactWriteItem::builder().condition_check(check).build());
     let put = Put::builder().table_name(&world.table).set_item(Some(report())).build().unwrap();
@@ -139,11 +139,11 @@ async fn an_identity_takes_its_set_back_although_a_fence_is_ahead_of_the_clock()
     let world = World::new().await;
     let (ours, theirs) = (world.host().build(), world.host().clock_ahead(ms(100)).build());
     let first = world.locks(&ours).build().unwrap().acquire_all(KEYS).identity("execution").await.unwrap();
-    let ahead = 2 * first.fence(KEYS[0]).unwrap();
+    let ahead = 2 * first.fence_of(KEYS[0]).unwrap();
     let mut row = world.row(KEYS[0]).await.unwrap();
     row.insert("fence".to_owned(), AttributeValue::N(ahead.to_string()));
     world.put_row(row).await;
     let again = world.locks(&theirs).build().unwrap().acquire_all(KEYS).identity("execution").await.unwrap();
-    assert_eq!((theirs.requests(), again.fence(KEYS[0])), (2, Some(ahead + 1)));
+    assert_eq!((theirs.requests(), again.fence_of(KEYS[0])), (2, Some(ahead + 1)));
     again.release().await.unwrap();
 }

@@ -63,7 +63,7 @@ async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
         holder.release().await.unwrap();
 
         assert!(!late.deliver(&world).await, "{key}");
-        locks.flush(Duration::from_mins(1)).await;
+        locks.flush(Duration::from_mins(1)).await.unwrap();
         assert_eq!(host.requests(), 2 + withdrawal);
         assert_free(&world).await;
     }
@@ -76,7 +76,7 @@ async fn a_late_attempt_of_an_unanswered_acquire_takes_no_key() {
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.acquire_all(KEYS).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(host.requests(), 3 + 3, "it releases both keys, finds no row, and writes one");
 
     assert!(!late.deliver(&world).await);
@@ -93,7 +93,7 @@ async fn a_withdrawal_after_a_late_attempt_was_applied_releases_every_key() {
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.acquire_all(KEYS).await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(late.deliver(&world).await);
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_free(&world).await;
 }
 
@@ -104,7 +104,7 @@ async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(host.requests(), 1);
     holder.release().await.unwrap();
 }

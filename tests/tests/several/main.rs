@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Backoff, Error, LockSet, Wait};
+use lambda_lock::{Backoff, Error, Lock, Wait};
 use lambda_lock_tests::invocation::{Counter, LoseAnswers};
 use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
@@ -50,11 +50,11 @@ async fn rows(world: &World) -> [Option<Row>; 2] {
 }
 
 /// Asserts that the rows show this set, with its fences.
-async fn assert_held_by(world: &World, set: &LockSet) {
+async fn assert_held_by(world: &World, set: &Lock) {
     for key in set.keys() {
         let row = world.row(key).await.unwrap();
         assert_eq!(row["owner"], text(set.owner()), "{key}");
-        assert_eq!(Some(number(&row, "fence")), set.fence(key), "{key}");
+        assert_eq!(Some(number(&row, "fence")), set.fence_of(key), "{key}");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lambda_lock::embedded::Host;
-use lambda_lock::{ErrorKind, LockSet};
+use lambda_lock::{ErrorKind, Lock};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
@@ -24,7 +24,7 @@ async fn a_renewal_moves_the_end_of_the_lease_of_every_key() {
 }
 
 /// Returns a set whose second key was given to another holder, and its host.
-async fn partly_lost(world: &World) -> (Host, LockSet) {
+async fn partly_lost(world: &World) -> (Host, Lock) {
     let (ours, theirs) = (world.host().build(), world.host().build());
     let set = world.locks(&ours).build().unwrap().acquire_all(KEYS).await.unwrap();
     theirs.advance_clock(LEASE + CLOCK_SKEW);
@@ -36,7 +36,7 @@ async fn partly_lost(world: &World) -> (Host, LockSet) {
     assert_contains(&error, &["the lock on key `account#2`", "was lost to the next"]);
     assert_eq!(rows(world).await, before);
     assert!(!set.is_valid());
-    set.lost().await;
+    set.until_lost().await;
     assert!(set.renew(LEASE).await.unwrap_err().is_lost());
     assert_eq!(ours.requests(), 2);
     next.release().await.unwrap();

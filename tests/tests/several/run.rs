@@ -13,7 +13,7 @@ async fn run_releases_when_the_body_returns_fails_or_panics() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
-    let fence = locks.acquire_all(KEYS).run(async |set| set.fence(KEYS[0])).await.unwrap();
+    let fence = locks.acquire_all(KEYS).run(async |set| set.fence_of(KEYS[0])).await.unwrap();
     assert!(fence.is_some());
     assert_eq!(host.requests(), 2);
     let failed: Result<(), &str> = locks.acquire_all(KEYS).run(async |_| Err("broken")).await.unwrap();
@@ -40,7 +40,7 @@ async fn run_skips_the_body_when_a_key_is_held() {
 async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
     let world = World::new().await;
     let running = world.default_locks().acquire_all(KEYS).lease(ms(100)).run(async |set| {
-        set.lost().await;
+        set.until_lost().await;
         std::future::pending::<()>().await;
     });
     assert!(running.await.unwrap_err().is_lost());

@@ -49,17 +49,17 @@ async fn a_wait_ends_shortly_before_the_deadline_and_so_does_the_lease() {
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     let deadline = host.now() + Duration::from_secs(1);
-    let error = locks.acquire_all(KEYS).until(deadline).wait(eagerly()).await.unwrap_err();
+    let error = locks.acquire_all(KEYS).deadline(deadline).wait(eagerly()).await.unwrap_err();
     // The last attempt waits 50 ms for its answer. A busy endpoint takes longer.
     let is_late = error.kind() == ErrorKind::Unavailable && std::env::var_os("LOCK_TEST_ENDPOINT").is_some();
     assert!(error.is_held() || is_late, "{error}");
     assert!((deadline - ms(100)..deadline).contains(&host.now()));
     holder.release().await.unwrap();
     let deadline = host.now() + Duration::from_secs(20);
-    let set = locks.acquire_all(KEYS).until(deadline).await.unwrap();
+    let set = locks.acquire_all(KEYS).deadline(deadline).await.unwrap();
     assert!(set.expires_at() <= deadline && set.expires_at() > deadline - ms(2));
     set.release().await.unwrap();
-    assert_eq!(locks.acquire_all(KEYS).until(host.now()).await.unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(locks.acquire_all(KEYS).deadline(host.now()).await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test]

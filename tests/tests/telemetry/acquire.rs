@@ -203,7 +203,7 @@ async fn a_refusal_for_any_other_reason_is_counted_by_that_reason() {
 
     assert_eq!(locks.acquire("").await.unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(locks.acquire("nightly").lease(Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Invalid);
-    assert_eq!(locks.acquire("nightly").until(host.now()).await.unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(locks.acquire("nightly").deadline(host.now()).await.unwrap_err().kind(), ErrorKind::Invalid);
     stage.metrics.assert(&["refused: invalid 3"]);
     assert_eq!(host.requests(), 1);
 

@@ -139,13 +139,13 @@ async fn a_ticket_carries_the_trace_context_to_the_next_process() {
     let stage = Stage::set().await;
     let exported = Exported::begin();
     let locks = stage.locks();
-    let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+    let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
     let written = serde_json::to_string(&ticket).unwrap();
 
     let read: Ticket = serde_json::from_str(&written).unwrap();
     locks.renew_ticket(&read, s(60)).await.unwrap();
     let resumed = locks.resume(&read).await.unwrap();
-    locks.release_ticket(&resumed.into_ticket()).await.unwrap();
+    locks.release_ticket(&resumed.into_ticket().unwrap()).await.unwrap();
 
     let (held, tickets) = (exported.named("lock"), exported.named("ticket"));
     let [first, resumed] = &held[..] else { panic!("{held:?}") };
@@ -162,7 +162,7 @@ async fn the_next_process_can_continue_the_trace_of_a_ticket() {
     let stage = Stage::set().await;
     let exported = Exported::begin();
     let locks = stage.locks();
-    let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+    let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
     let headers = HashMap::from([("traceparent".to_owned(), ticket.traceparent().unwrap().to_owned())]);
     let step = info_span!("step");
     step.set_parent(TraceContextPropagator::new().extract(&headers)).unwrap();
@@ -177,7 +177,7 @@ async fn a_permit_has_a_context_in_its_ticket_and_none_in_the_row() {
     let stage = Stage::set().await;
     let _exported = Exported::begin();
     let locks = stage.locks();
-    let ticket = locks.semaphore("bank", 2).acquire().await.unwrap().into_ticket();
+    let ticket = locks.semaphore("bank", 2).acquire().await.unwrap().into_ticket().unwrap();
     assert!(ticket.traceparent().is_some());
     assert!(!row(&stage.engine.client(), "bank").await.contains("00-"));
     locks.release_ticket(&ticket).await.unwrap();
@@ -187,7 +187,7 @@ async fn a_permit_has_a_context_in_its_ticket_and_none_in_the_row() {
 async fn a_span_that_is_not_sampled_leaves_no_context() {
     let stage = Stage::set().await;
     let _exported = Exported::sampled(Sampler::AlwaysOff);
-    let ticket = stage.locks().acquire("deploy").await.unwrap().into_ticket();
+    let ticket = stage.locks().acquire("deploy").await.unwrap().into_ticket().unwrap();
     assert_eq!(ticket.traceparent(), None);
     assert!(!row(&stage.engine.client(), "deploy").await.contains("traceparent"));
     stage.locks().release_ticket(&ticket).await.unwrap();
@@ -197,7 +197,7 @@ async fn a_span_that_is_not_sampled_leaves_no_context() {
 async fn a_ticket_of_a_process_without_traces_has_no_context() {
     let stage = Stage::set().await;
     let locks = stage.locks();
-    let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+    let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
     assert_eq!(ticket.traceparent(), None);
     assert_eq!(serde_json::to_value(&ticket).unwrap().get("traceparent"), None);
 }
@@ -276,7 +276,7 @@ async fn a_takeover_is_linked_to_the_holder_that_died() {
     let stage = Stage::set().await;
     let exported = Exported::begin();
     let locks = stage.locks();
-    let _held = locks.acquire("deploy").lease(s(10)).await.unwrap().into_ticket();
+    let _held = locks.acquire("deploy").lease(s(10)).await.unwrap().into_ticket().unwrap();
     sleep(s(12)).await;
     locks.acquire("deploy").await.unwrap().release().await.unwrap();
     let held = exported.named("lock");
@@ -311,7 +311,7 @@ async fn a_forged_context_is_ignored() {
     let forged = ["", "-", "00", "é", "00-xyz", "+0-+0-+0-+0", &zeros, &long, &longer, &valid.replacen("00", "ff", 1)];
     for context in forged {
         let exported = Exported::begin();
-        let mut ticket = serde_json::to_value(locks.acquire("ticket").await.unwrap().into_ticket()).unwrap();
+        let mut ticket = serde_json::to_value(locks.acquire("ticket").await.unwrap().into_ticket().unwrap()).unwrap();
         ticket["traceparent"] = json!(context);
         let ticket: Ticket = serde_json::from_value(ticket).unwrap();
         assert_eq!(ticket.traceparent(), None);
@@ -332,7 +332,7 @@ async fn a_forged_context_is_ignored() {
 #[tokio::test(start_paused = true)]
 async fn a_context_of_another_type_does_not_spoil_a_ticket() {
     let stage = Stage::set().await;
-    let ticket = serde_json::to_value(stage.locks().acquire("deploy").await.unwrap().into_ticket()).unwrap();
+    let ticket = serde_json::to_value(stage.locks().acquire("deploy").await.unwrap().into_ticket().unwrap()).unwrap();
     for context in [json!(null), json!(17), json!(true), json!(["00"]), json!({ "version": "00" })] {
         let mut ticket = ticket.clone();
         ticket["traceparent"] = context;

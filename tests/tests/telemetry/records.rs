@@ -276,7 +276,7 @@ async fn an_unanswered_completion_is_counted_as_failed() {
 
     // A completion that takes too long fails, too.
     let (host, locks) = locks_on(stage.engine.host());
-    let orders = orders(&locks).until(host.now() + s(3));
+    let orders = orders(&locks).deadline(host.now() + s(3));
     let crashing = orders
         .run(&"18".to_owned(), async |_| {
             host.crash();

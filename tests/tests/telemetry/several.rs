@@ -17,7 +17,7 @@ async fn several_keys_count_as_one_lock_and_have_one_span() {
     sleep(ms(250)).await;
     set.release().await.unwrap();
     stage.metrics.assert(&["released 1", "hold_time [250.0]", "release_time [0.0]"]);
-    assert_eq!(stage.traces.locks()[0].fields["fence"], set.fence("a").unwrap().to_string());
+    assert_eq!(stage.traces.locks()[0].fields["fence"], set.fence_of("a").unwrap().to_string());
     drop(set);
     settle().await;
     assert_eq!(

@@ -111,9 +111,9 @@ async fn no_trace_has_a_line_break_or_a_long_value_of_others() {
     let next = locks.acquire(&key).wait(s(1)).await.unwrap();
     drop(taken);
     settle().await;
-    assert!(locks.resume(&next.into_ticket()).await.unwrap_err().is_lost());
+    assert!(locks.resume(&next.into_ticket().unwrap()).await.unwrap_err().is_lost());
     let lock = acquire().await.unwrap();
-    let lock = locks.resume(&lock.into_ticket()).await.unwrap();
+    let lock = locks.resume(&lock.into_ticket().unwrap()).await.unwrap();
     take_away(&stage.locks(), &key).await;
     drop(lock);
     settle().await;

@@ -10,7 +10,7 @@ use crate::{Stage, TABLE, locks_of, locks_on, ms, s};
 async fn each_use_of_a_ticket_counts() {
     let stage = Stage::set().await;
     let locks = stage.locks();
-    let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+    let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
     stage.metrics.assert(&["acquired 1", "acquire_time [0.0]"]);
 
     locks.renew_ticket(&ticket, s(60)).await.unwrap();
@@ -22,7 +22,7 @@ async fn each_use_of_a_ticket_counts() {
     stage.metrics.assert(&["tickets: resumed 1", "tickets: ticket_used 1"]);
 
     sleep(ms(250)).await;
-    let next = lock.into_ticket();
+    let next = lock.into_ticket().unwrap();
     locks.release_ticket(&next).await.unwrap();
     stage.metrics.assert(&["hold_time [750.0]", "released 1", "tickets: released 1"]);
 }
@@ -31,7 +31,7 @@ async fn each_use_of_a_ticket_counts() {
 async fn the_hold_of_a_lock_that_is_resumed_begins_with_its_acquire() {
     let stage = Stage::set().await;
     let locks = stage.locks();
-    let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+    let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
     sleep(ms(500)).await;
     let lock = locks.resume(&ticket).await.unwrap();
     sleep(ms(250)).await;
@@ -44,7 +44,7 @@ async fn the_hold_of_a_lock_that_is_resumed_begins_with_its_acquire() {
 async fn each_use_of_a_ticket_that_holds_no_lock_logs_a_warning() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
-    let real = locks.acquire("deploy").await.unwrap().into_ticket();
+    let real = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
     let mut edited = serde_json::to_value(&real).unwrap();
     edited["enforced"] = false.into();
     edited["key"] = "any\nkey".into();
@@ -72,7 +72,7 @@ async fn each_use_of_a_ticket_that_holds_no_lock_logs_a_warning() {
 async fn a_refused_ticket_counts_by_its_reason() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
-    let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+    let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
     stage.metrics.take();
     let others = Locks::builder(host.client(), TABLE).key_prefix("other-").build().unwrap();
     assert_eq!(others.renew_ticket(&ticket, s(60)).await.unwrap_err().kind(), ErrorKind::TicketForeign);

@@ -28,7 +28,7 @@ async fn a_resumed_lock_and_the_next_holder_are_never_both_valid() {
         let world = World::new().await;
         let hosts = hosts(&world, ahead);
         let [(_, first), (_, second), (_, third)] = &hosts;
-        let ticket = first.acquire("job").lease(LEASE).await.unwrap().into_ticket();
+        let ticket = first.acquire("job").lease(LEASE).await.unwrap().into_ticket().unwrap();
         let resumed = second.resume(&ticket).await.unwrap();
         assert!(resumed.is_valid());
         let mut next: Option<Lock> = None;
@@ -54,7 +54,7 @@ async fn a_resumed_lock_and_the_next_holder_are_never_both_valid() {
 async fn a_resumed_lock_ends_with_the_lease_by_the_new_hosts_clock() {
     let world = World::new().await;
     let [(_, first), (second, locks), _] = hosts(&world, [0, 700, 0]);
-    let ticket = first.acquire("job").lease(LEASE).await.unwrap().into_ticket();
+    let ticket = first.acquire("job").lease(LEASE).await.unwrap().into_ticket().unwrap();
     let lock = locks.resume(&ticket).await.unwrap();
     assert_eq!(millis(lock.expires_at()), millis(ticket.expires_at()));
     assert!(lock.remaining() <= ms(299_300));
@@ -67,19 +67,19 @@ async fn the_work_of_a_resumed_lock_is_cancelled_at_the_end_of_the_lease() {
     let dynamodb = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(24 * 365 * 56)).unwrap();
     let locks = || Locks::builder(dynamodb.client(), "locks").build().unwrap();
     locks().create_table().await.unwrap();
-    let ticket = locks().acquire("job").lease(LEASE).await.unwrap().into_ticket();
+    let ticket = locks().acquire("job").lease(LEASE).await.unwrap().into_ticket().unwrap();
     tokio::time::sleep(LEASE / 2).await;
     let lock = locks().resume(&ticket).await.unwrap();
-    assert!(tokio::time::timeout(ms(149_900), lock.lost()).await.is_err(), "too early");
+    assert!(tokio::time::timeout(ms(149_900), lock.until_lost()).await.is_err(), "too early");
     assert!(lock.is_valid());
-    assert!(tokio::time::timeout(ms(200), lock.lost()).await.is_ok(), "too late");
+    assert!(tokio::time::timeout(ms(200), lock.until_lost()).await.is_ok(), "too late");
 }
 
 #[tokio::test]
 async fn a_ticket_is_not_used_up_in_the_skew_after_its_lease() {
     let world = World::new().await;
     let [(_, first), (second, locks), _] = hosts(&world, [0; 3]);
-    let ticket = first.acquire("job").lease(LEASE).await.unwrap().into_ticket();
+    let ticket = first.acquire("job").lease(LEASE).await.unwrap().into_ticket().unwrap();
     second.advance_clock(LEASE);
     assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketEnded);
     // A host whose clock is behind can still resume it.

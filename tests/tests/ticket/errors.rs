@@ -85,7 +85,7 @@ async fn a_foreign_ticket_makes_an_error_of_one_short_line() {
 async fn a_ticket_keeps_prefix_and_sort_key() {
     let world = World::new().await;
     let locks = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
-    let ticket = passed_on(&locks.acquire("job").await.unwrap().into_ticket());
+    let ticket = passed_on(&locks.acquire("job").await.unwrap().into_ticket().unwrap());
     assert_eq!((ticket.key_prefix(), ticket.key()), ("app#", "job"));
     assert_eq!(world.default_locks().resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketForeign);
     let locks = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
@@ -162,7 +162,7 @@ async fn a_lock_that_was_released_gives_a_ticket_that_is_refused() {
     let world = World::new().await;
     let lock = acquired(&world).await;
     lock.release().await.unwrap();
-    assert_eq!(world.default_locks().resume(&lock.into_ticket()).await.unwrap_err().kind(), ErrorKind::TicketReleased);
+    assert_eq!(world.default_locks().resume(&lock.into_ticket().unwrap()).await.unwrap_err().kind(), ErrorKind::TicketReleased);
 }
 
 #[tokio::test]
@@ -255,7 +255,7 @@ async fn a_renewal_with_another_number_is_unknown_even_if_the_lease_is_long_enou
     let world = World::new().await;
     let (_, locks) = host(&world);
     for lock in [acquired(&world).await, locks.semaphore("bank", 1).acquire().lease(LEASE).await.unwrap()] {
-        let ticket = lock.into_ticket();
+        let ticket = lock.into_ticket().unwrap();
         let forged = with(&ticket, "number", number_of(&ticket) + 1);
         assert_eq!(locks.renew_ticket(&forged, LEASE / 2).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
     }

@@ -23,8 +23,8 @@ async fn a_ticket_sends_nothing_and_keeps_the_key_held() {
     let (first, locks) = host(&world);
     let lock = locks.acquire("job").lease(LEASE).await.unwrap();
     let (fence, end, before) = (lock.fence(), lock.expires_at(), world.row("job").await);
-    let ticket = lock.into_ticket();
-    locks.flush(Duration::from_mins(1)).await;
+    let ticket = lock.into_ticket().unwrap();
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(first.requests(), 1);
     assert_eq!(world.row("job").await, before);
     assert_eq!((ticket.key(), ticket.table(), ticket.fence()), ("job", world.table.as_str(), fence));
@@ -38,7 +38,7 @@ async fn a_resumed_lock_has_the_fence_the_data_and_the_lease() {
     let world = World::new().await;
     let lock = acquired(&world).await;
     let (fence, owner, end, since) = (lock.fence(), lock.owner().to_owned(), lock.expires_at(), lock.acquired_at());
-    let ticket = passed_on(&lock.into_ticket());
+    let ticket = passed_on(&lock.into_ticket().unwrap());
     let (second, locks) = host(&world);
     let resumed = locks.resume(&ticket).await.unwrap();
     assert_eq!(second.requests(), 1);
@@ -96,7 +96,7 @@ async fn a_lock_can_be_handed_over_several_times() {
     for _ in 0..3 {
         let lock = world.default_locks().resume(&ticket).await.unwrap();
         lock.renew(LEASE).await.unwrap();
-        let next = passed_on(&lock.into_ticket());
+        let next = passed_on(&lock.into_ticket().unwrap());
         assert_eq!(world.default_locks().resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
         ticket = next;
     }
@@ -110,7 +110,7 @@ async fn a_resumed_lock_that_is_dropped_is_released() {
     let ticket = ticket(&world).await;
     let (_, locks) = host(&world);
     drop(locks.resume(&ticket).await.unwrap());
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert!(world.default_locks().try_acquire("job").await.unwrap().is_some());
 }
 
@@ -162,7 +162,7 @@ async fn a_minimum_hold_goes_with_the_ticket() {
         let (key, hold) = (format!("job {resumes}"), LEASE / 2);
         let lock = world.default_locks().acquire(&key).lease(LEASE).min_hold(hold).await.unwrap();
         let until = lock.acquired_at() + hold + CLOCK_SKEW;
-        let ticket = passed_on(&lock.into_ticket());
+        let ticket = passed_on(&lock.into_ticket().unwrap());
         let (second, locks) = host(&world);
         if resumes {
             locks.resume(&ticket).await.unwrap().release().await.unwrap();
@@ -223,7 +223,7 @@ async fn a_resumption_that_is_dropped_can_use_up_the_ticket_and_leaves_the_key_h
         () = applied.notified() => {}
         lock = locks.resume(&ticket) => panic!("not dropped: {lock:?}"),
     }
-    locks.flush(Duration::from_mins(1)).await;
+    locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(second.requests(), 1);
     let (_, locks) = host(&world);
     assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
@@ -264,7 +264,7 @@ async fn a_lock_that_is_not_enforced_gives_a_ticket_that_sends_nothing() {
     let first = world.host().build();
     let lock = world.locks(&first).enabled(false).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
     let end = lock.expires_at();
-    let ticket = passed_on(&lock.into_ticket());
+    let ticket = passed_on(&lock.into_ticket().unwrap());
     assert!(!ticket.is_enforced());
     assert_eq!(ticket.fence(), 0);
     let (second, locks) = host(&world);

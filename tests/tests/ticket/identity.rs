@@ -60,7 +60,7 @@ async fn the_earlier_of_two_live_invocations_finds_its_lock_lost_at_its_next_req
     let row = world.row("job").await;
     assert!(old.release().await.unwrap_err().is_lost());
     drop(old);
-    earlier.flush(Duration::from_mins(1)).await;
+    earlier.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(world.row("job").await, row);
     new.release().await.unwrap();
 }
@@ -160,12 +160,12 @@ async fn a_take_over_with_a_lost_answer_succeeds() {
 async fn a_take_over_by_the_identity_ends_the_ticket_of_the_earlier_lock() {
     let world = World::new().await;
     let (_, locks) = host(&world);
-    let ticket = by(&locks, ARN).await.unwrap().into_ticket();
+    let ticket = by(&locks, ARN).await.unwrap().into_ticket().unwrap();
     let lock = by(&host(&world).1, ARN).await.unwrap();
     let error = locks.resume(&ticket).await.unwrap_err();
     assert!(error.is_lost());
     assert_eq!(error.holder().unwrap().owner(), Some(lock.owner()));
-    let ticket = lock.into_ticket();
+    let ticket = lock.into_ticket().unwrap();
     assert_eq!(ticket.fence(), locks.resume(&ticket).await.unwrap().fence());
 }
 

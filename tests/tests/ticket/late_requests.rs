@@ -34,7 +34,7 @@ async fn a_late_renewal_of_the_original_does_not_change_a_resumed_lock() {
     let first = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
     assert_eq!(lock.renew(3 * LEASE).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    let ticket = passed_on(&lock.into_ticket());
+    let ticket = passed_on(&lock.into_ticket().unwrap());
     // The row has a smaller sequence than the ticket, because the renewal has not arrived.
     assert_eq!(number(&world.row("job").await.unwrap(), "sequence"), 0);
     let resumed = world.default_locks().resume(&ticket).await.unwrap();
@@ -54,7 +54,7 @@ async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket
         let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
         let unanswered = if releases { lock.release().await } else { lock.renew(LEASE / 2).await };
         assert_eq!(unanswered.unwrap_err().kind(), ErrorKind::Unavailable);
-        let (locks, ticket) = (world.default_locks(), lock.into_ticket());
+        let (locks, ticket) = (world.default_locks(), lock.into_ticket().unwrap());
         locks.renew_ticket(&ticket, 2 * LEASE).await.unwrap();
         let row = world.row("job").await;
         assert!(!late.deliver(&world).await);
@@ -73,7 +73,7 @@ async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket
             let lock = kind.acquire(&world.locks_with_quick_retries(&first).build().unwrap()).await;
             let unanswered = if releases { lock.release().await } else { lock.renew(LEASE / 30).await };
             assert_eq!(unanswered.unwrap_err().kind(), ErrorKind::Unavailable);
-            let ticket = passed_on(&lock.into_ticket());
+            let ticket = passed_on(&lock.into_ticket().unwrap());
             let (host, locks) = host(&world);
             let end = locks.renew_ticket(&ticket, LEASE / 2).await.unwrap();
             assert_eq!(host.requests(), 2, "{kind:?}: the end stays, and the number is written");
@@ -96,7 +96,7 @@ async fn a_renewal_of_the_original_that_arrives_before_the_resumption_counts() {
     let first = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
     assert_eq!(lock.renew(LEASE / 2).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    let ticket = passed_on(&lock.into_ticket());
+    let ticket = passed_on(&lock.into_ticket().unwrap());
     assert!(late.deliver(&world).await);
     let resumed = world.default_locks().resume(&ticket).await.unwrap();
     assert!(resumed.remaining() <= LEASE / 2);
@@ -110,7 +110,7 @@ async fn a_late_release_of_the_original_does_not_free_a_resumed_lock() {
     let first = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
     assert_eq!(lock.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    let resumed = world.default_locks().resume(&lock.into_ticket()).await.unwrap();
+    let resumed = world.default_locks().resume(&lock.into_ticket().unwrap()).await.unwrap();
     assert!(!late.deliver(&world).await);
     assert!(world.default_locks().try_acquire("job").await.unwrap().is_none());
     resumed.release().await.unwrap();
@@ -176,7 +176,7 @@ async fn a_late_acquire_does_not_undo_a_resumption() {
     let late = Late::updates(1..=1);
     let first = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
-    let resumed = world.default_locks().resume(&lock.into_ticket()).await.unwrap();
+    let resumed = world.default_locks().resume(&lock.into_ticket().unwrap()).await.unwrap();
     let row = world.row("job").await;
     assert!(!late.deliver(&world).await);
     assert_eq!(world.row("job").await, row);
@@ -207,6 +207,6 @@ async fn a_resumption_of_what_was_freed_before_its_answer_is_refused() {
     let lock = world.default_locks().acquire("job").lease(LEASE).identity("execution").await.unwrap();
     let network = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)).intercept(FreedMeanwhile::default());
     let locks = world.locks_with_quick_retries(&network.build()).build().unwrap();
-    let error = locks.resume(&lock.into_ticket()).await.unwrap_err();
+    let error = locks.resume(&lock.into_ticket().unwrap()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }

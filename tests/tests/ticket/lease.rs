@@ -31,11 +31,11 @@ async fn a_lock_can_be_held_for_366_days() {
     second.advance_clock(hours(366 * 24 - 1));
     assert!(others.try_acquire("job").await.unwrap().is_none());
     lock.renew(LONGEST).await.unwrap();
-    let ticket = passed_on(&lock.into_ticket());
+    let ticket = passed_on(&lock.into_ticket().unwrap());
     second.advance_clock(hours(366 * 24 - 2));
     let lock = others.resume(&ticket).await.unwrap();
     assert!(lock.remaining() > Duration::from_mins(50));
-    others.renew_ticket(&lock.into_ticket(), LONGEST).await.unwrap();
+    others.renew_ticket(&lock.into_ticket().unwrap(), LONGEST).await.unwrap();
 }
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn a_deadline_is_at_most_a_day_away_without_a_lease() {
     let world = World::new().await;
     let (first, locks) = host(&world);
     let deadline = first.now() + Duration::from_hours(25);
-    assert_eq!(locks.acquire("job").until(deadline).await.unwrap_err().kind(), ErrorKind::Invalid);
-    let lock = locks.acquire("job").until(deadline).lease(Duration::from_hours(24)).await.unwrap();
+    assert_eq!(locks.acquire("job").deadline(deadline).await.unwrap_err().kind(), ErrorKind::Invalid);
+    let lock = locks.acquire("job").deadline(deadline).lease(Duration::from_hours(24)).await.unwrap();
     lock.release().await.unwrap();
 }

@@ -41,7 +41,7 @@ async fn acquired(world: &World) -> Lock {
 
 /// A ticket of `job`, after its way through JSON.
 async fn ticket(world: &World) -> Ticket {
-    passed_on(&acquired(world).await.into_ticket())
+    passed_on(&acquired(world).await.into_ticket().unwrap())
 }
 
 fn passed_on(ticket: &Ticket) -> Ticket {

@@ -61,8 +61,8 @@ impl Function<'_> {
         let result = match serde_json::from_value(input).unwrap() {
             Step::Take { key, execution, turn } => {
                 let acquire = locks.acquire(key).identity(execution).lease(LEASE).wait(WAIT);
-                acquire.attempt(turn).await.map(|attempt| match attempt {
-                    Attempt::Acquired(lock) => json!({ "ticket": lock.into_ticket() }),
+                acquire.attempt_in_turn(turn).await.map(|attempt| match attempt {
+                    Attempt::Acquired(lock) => json!({ "ticket": lock.into_ticket().unwrap() }),
                     Attempt::Waiting(turn) => json!({ "delay": turn.delay_in_seconds(), "turn": turn }),
                 })
             }

@@ -29,7 +29,7 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
                 let wait = Wait::backoff(Backoff::new().base(Duration::from_millis(50))).up_to(Duration::from_secs(30));
                 let both = locks.acquire_all([*from, to]).wait(wait).await?;
                 ledger.transfer(from, to, 10).await;
-                let fence = both.fence(from);
+                let fence = both.fence_of(from);
                 both.release().await?;
                 Ok::<_, Error>((fence, format!("{from} to {to}"), host.requests()))
             });

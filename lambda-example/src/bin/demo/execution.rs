@@ -46,7 +46,7 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
 }
 
 fn to_state(lock: Lock) -> Result<String, Error> {
-    Ok(serde_json::to_string(&lock.into_ticket())?)
+    Ok(serde_json::to_string(&lock.into_ticket()?)?)
 }
 
 fn from_state(state: &str) -> Result<Ticket, Error> {

@@ -14,7 +14,7 @@ async fn call(account: &str) -> usize {
 /// Calls while fewer than `AT_MOST` others do. Waits for its turn, and fails with `LockHeld` after that.
 async fn balance(locks: &Locks, account: LambdaEvent<String>, wait: Duration) -> Result<usize, lambda_lock::Error> {
     let permit = locks.semaphore("{{ project_name }}", AT_MOST).acquire();
-    permit.until(account.context.deadline()).wait(wait).run(async |_| call(&account.payload).await).await
+    permit.deadline(account.context.deadline()).wait(wait).run(async |_| call(&account.payload).await).await
 }
 
 #[tokio::main]

@@ -45,7 +45,7 @@ async fn index_unless_older(locks: &Locks, change: &Change, deadline: SystemTime
     let form = object.key.replace('+', " ");
     let key = percent_decode_str(&form).decode_utf8()?;
     let of_object = locks.acquire(format!("{{ project_name }}#{}/{key}", bucket.name));
-    let of_object = of_object.until(deadline).wait(Duration::from_secs(20));
+    let of_object = of_object.deadline(deadline).wait(Duration::from_secs(20));
     let done = of_object.run(async |lock| {
         // What the last change left in the row of the lock.
         let last = lock.data().and_then(|data| data.as_str()).unwrap_or_default();

@@ -58,7 +58,7 @@ type Events = Idempotency<Event, (), Error>;
 /// Stripe sends an event again after any answer but a success.
 async fn handle(mut events: Events, secret: &str, request: Request) -> Result<Response<Body>, Error> {
     if let Some(context) = request.lambda_context_ref() {
-        events = events.until(context.deadline());
+        events = events.deadline(context.deadline());
     }
     let status = if let Err(reason) = check_signature(&request, secret, SystemTime::now()) {
         lambda_http::tracing::warn!(reason, "refused");

@@ -34,8 +34,8 @@ async fn handle(locks: &Locks, step: Step) -> Result<Done, lambda_lock::Error> {
         // A repeated attempt takes over what an earlier one of this execution acquired.
         Step::Take { key, execution, turn } => {
             let acquire = locks.acquire(format!("{{ project_name }}#{key}")).identity(execution).lease(LEASE);
-            Ok(match acquire.wait(WAIT).attempt(turn).await? {
-                Attempt::Acquired(lock) => Done::Taken { ticket: lock.into_ticket() },
+            Ok(match acquire.wait(WAIT).attempt_in_turn(turn).await? {
+                Attempt::Acquired(lock) => Done::Taken { ticket: lock.into_ticket()? },
                 Attempt::Waiting(turn) => Done::Waiting { delay: turn.delay_in_seconds(), turn },
             })
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use fastrand::Rng;
-use lambda_lock::{Backoff, Error, Lock, LockSet, Wait};
+use lambda_lock::{Backoff, Error, Lock, Wait};
 use tokio::time::sleep;
 
 use super::{Kind, LOCKS, PERMITS, SETS, TICKETS, Worker, draw};
@@ -38,41 +38,10 @@ impl Target {
     }
 }
 
-#[derive(Debug)]
-pub(super) enum Held {
-    One(Lock),
-    Several(LockSet),
-}
-
-impl Held {
-    pub(super) fn has(&self, again: bool) -> What {
-        let (keys, fences) = match self {
-            Self::One(lock) => (vec![lock.key().to_owned()], vec![lock.fence()]),
-            Self::Several(set) => (set.keys().to_vec(), set.keys().iter().map(|key| set.fence(key).unwrap()).collect()),
-        };
-        What::Has { keys, fences, again }
-    }
-
-    pub(super) fn is_valid(&self) -> bool {
-        match self {
-            Self::One(lock) => lock.is_valid(),
-            Self::Several(set) => set.is_valid(),
-        }
-    }
-
-    async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        match self {
-            Self::One(lock) => lock.renew(lease).await,
-            Self::Several(set) => set.renew(lease).await,
-        }
-    }
-
-    async fn release(&self) -> Result<(), Error> {
-        match self {
-            Self::One(lock) => lock.release().await,
-            Self::Several(set) => set.release().await,
-        }
-    }
+/// What an event says of a lock that is held.
+pub(super) fn has(lock: &Lock, again: bool) -> What {
+    let fences = lock.keys().iter().map(|key| lock.fence_of(key).unwrap()).collect();
+    What::Has { keys: lock.keys().to_vec(), fences, again }
 }
 
 impl Worker {
@@ -84,9 +53,9 @@ impl Worker {
         };
         if self.settings.kind == Kind::Locks
             && random.u8(0..4) == 0
-            && let Held::One(lock) = &held
+            && target.keys.len() == 1
         {
-            self.write(op, lock).await;
+            self.write(op, &held).await;
         }
         let is_valid = self.hold(op, &held, random).await;
         // Some are gone without a release, and some release what is no longer theirs.
@@ -97,7 +66,7 @@ impl Worker {
         }
     }
 
-    pub(super) async fn acquire(&self, op: u64, target: &Target, lease: Duration, random: &mut Rng) -> Option<Held> {
+    pub(super) async fn acquire(&self, op: u64, target: &Target, lease: Duration, random: &mut Rng) -> Option<Lock> {
         let backoff = Backoff::new().base(Duration::from_millis(5)).cap(Duration::from_millis(100));
         let wait = match random.u8(0..4) {
             0 => Some(Wait::in_turn()),
@@ -109,20 +78,16 @@ impl Worker {
         let holder = self.holder(op);
         let asks = What::Asks { keys: keys.clone(), permits, lease: millis(lease), waits: wait.is_some() };
         self.note(op, asks);
-        let answer = if let [key] = &keys[..] {
-            let acquire =
-                if permits == 1 { self.locks.acquire(key) } else { self.locks.semaphore(key, permits).acquire() };
-            let acquire = acquire.lease(lease).holder(holder);
-            let acquire = if let Some(wait) = wait { acquire.wait(wait) } else { acquire };
-            acquire.await.map(Held::One)
-        } else {
-            let acquire = self.locks.acquire_all(keys).lease(lease).holder(holder);
-            let acquire = if let Some(wait) = wait { acquire.wait(wait) } else { acquire };
-            acquire.await.map(Held::Several)
+        let acquire = match &keys[..] {
+            [key] if permits == 1 => self.locks.acquire(key),
+            [key] => self.locks.semaphore(key, permits).acquire(),
+            keys => self.locks.acquire_all(keys),
         };
+        let acquire = acquire.lease(lease).holder(holder);
+        let answer = if let Some(wait) = wait { acquire.wait(wait).await } else { acquire.await };
         match answer {
             Ok(held) => {
-                self.note(op, held.has(false));
+                self.note(op, has(&held, false));
                 Some(held)
             }
             Err(error) => {
@@ -133,7 +98,7 @@ impl Worker {
     }
 
     /// Works as long as the lock is valid, and returns whether it still is.
-    pub(super) async fn hold(&self, op: u64, held: &Held, random: &mut Rng) -> bool {
+    pub(super) async fn hold(&self, op: u64, held: &Lock, random: &mut Rng) -> bool {
         let overruns = random.u8(0..100) < self.settings.overruns;
         let work = match random.u8(0..10) {
             _ if overruns => Duration::from_mins(1),
@@ -165,7 +130,7 @@ impl Worker {
         }
     }
 
-    pub(super) async fn release(&self, op: u64, held: &Held) {
+    pub(super) async fn release(&self, op: u64, held: &Lock) {
         self.note(op, What::Releases);
         match held.release().await {
             Ok(()) => self.note(op, What::Released),

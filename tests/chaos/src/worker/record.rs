@@ -140,7 +140,7 @@ impl Worker {
         let commit = self.client.transact_write_items();
         let commit =
             commit.transact_items(completion).transact_items(TransactWriteItem::builder().update(business).build());
-        match Box::pin(commit.set_client_request_token(request_token()).send()).await {
+        match Box::pin(commit.client_request_token(request_token()).send()).await {
             Ok(_) => Ok(result),
             Err(error) => Err(Failure(error.to_string())),
         }

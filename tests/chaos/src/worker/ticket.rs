@@ -6,7 +6,7 @@ use fastrand::Rng;
 use lambda_lock::Ticket;
 use tokio::time::sleep;
 
-use super::hold::{Held, Target, millis};
+use super::hold::{Target, has, millis};
 use super::{TICKETS, Worker, draw};
 use crate::event::What;
 
@@ -20,18 +20,17 @@ impl Worker {
         let op = self.op();
         let target = Target { keys: vec![format!("ticket-{}", random.u64(0..TICKETS))], permits: 1 };
         match self.acquire(op, &target, draw(random, 400..=1500), random).await {
-            Some(held) => self.hold_and_pass_on(op, held, random).await,
+            Some(lock) => self.hold_and_pass_on(op, lock, random).await,
             None => sleep(draw(random, 0..=40)).await,
         }
     }
 
-    async fn hold_and_pass_on(&self, op: u64, held: Held, random: &mut Rng) {
-        self.hold(op, &held, random).await;
-        let Held::One(lock) = held else { unreachable!("a ticket is for one key") };
+    async fn hold_and_pass_on(&self, op: u64, lock: Lock, random: &mut Rng) {
+        self.hold(op, &lock, random).await;
         if random.u8(0..4) == 0 {
-            return self.release(op, &Held::One(lock)).await;
+            return self.release(op, &lock).await;
         }
-        let ticket = lock.into_ticket();
+        let ticket = lock.into_ticket().unwrap();
         self.note(op, What::Passed);
         let copies = if random.u8(0..3) == 0 { 2 } else { 1 };
         for copy in 0..copies {
@@ -63,9 +62,8 @@ impl Worker {
             }
             _ => match self.locks.resume(ticket).await {
                 Ok(lock) => {
-                    let held = Held::One(lock);
-                    self.note(op, held.has(true));
-                    self.hold_and_pass_on(op, held, random).await;
+                    self.note(op, has(&lock, true));
+                    self.hold_and_pass_on(op, lock, random).await;
                 }
                 Err(error) => self.note(op, What::Failed { why: error.kind().to_string() }),
             },
