@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::row::{Table, is_same_table};
 use crate::text::{MAX_SHOWN, printable, shortened};
 
-/// The outcome of one [attempt](crate::Acquire::attempt).
+/// The outcome of one [attempt](crate::Acquire::attempt_in_turn).
 #[derive(Debug)]
 pub enum Attempt {
     /// The lock was acquired.
@@ -19,7 +19,7 @@ pub enum Attempt {
     Waiting(Turn),
 }
 
-/// The turn of a waiter between two [attempts](crate::Acquire::attempt), which may be in two processes. With the feature
+/// The turn of a waiter between two [attempts](crate::Acquire::attempt_in_turn), which may be in two processes. With the feature
 /// `serde` it is serialisable: a workflow keeps it in its state. It holds nothing, so it can be dropped or used twice: two
 /// waiters then ask at the same time, and one of them is refused.
 ///
