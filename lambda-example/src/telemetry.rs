@@ -6,7 +6,6 @@ use std::io::{self, Write};
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
-use lambda_lock::lambda::log_panics;
 use lambda_runtime::{Diagnostic, Error};
 use metrics_cloudwatch_embedded::Builder;
 pub use metrics_cloudwatch_embedded::Collector;
@@ -46,6 +45,15 @@ pub fn start() -> Result<&'static Collector, Error> {
 /// Returns an error if an exporter is already installed.
 pub fn exporter(function_name: String) -> Result<&'static Collector, Error> {
     Builder::new().cloudwatch_namespace(NAMESPACE).with_dimension(FUNCTION_NAME, function_name).init()
+}
+
+/// Logs each panic of this process once, as an event with its text and its place, instead of lines of text on standard error.
+/// The event is in the spans of the panic, so it has the key, the owner and the fence of the lock.
+pub fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.payload_as_str().unwrap_or("a panic without a text");
+        tracing::error!(panic = text, place = panic.location().map(tracing::field::display), "panicked");
+    }));
 }
 
 /// Wraps a function so that each failure is logged once: at level info if it is routine, such as a key that is held for a

@@ -44,8 +44,6 @@ pub struct Holder {
     pub(crate) error: Option<Data>,
     /// The digest of the payload fields that must match.
     pub(crate) validation: Option<String>,
-    /// The trace context of the span of the acquisition.
-    pub(crate) trace: Option<String>,
     pub(crate) waiters: u64,
     pub(crate) queue: Queue,
     pub(crate) reservation: Option<Reservation>,
@@ -83,7 +81,6 @@ impl Holder {
             released: true,
             error: None,
             validation: None,
-            trace: None,
             waiters: 0,
             queue: Queue::default(),
             reservation: None,
@@ -235,7 +232,6 @@ impl fmt::Debug for Holder {
             released,
             error,
             validation,
-            trace: _,
             waiters,
             queue: _,
             reservation: _,

@@ -38,7 +38,7 @@
 //! | do each record of a Kafka topic once, in order | [`kafka::KafkaConsumer`] | `kafka` |
 //! | look at keys, and free them by hand | [`Locks::get`], [`Locks::list`], [`Locks::check`] | |
 //! | do all this from a shell | the program `lambda-lock` | `cli` |
-//! | count and trace | [`metrics`], [`tracing`](https://docs.rs/tracing) spans | `metrics`, `opentelemetry` |
+//! | count and trace | [`metrics`], [`tracing`](https://docs.rs/tracing) spans | `metrics` |
 //! | test your own handler | [`embedded`] | `embedded` |
 //!
 //! # Guarantees
@@ -68,7 +68,6 @@
 // Each module uses only modules that are listed before it.
 mod clock;
 mod text;
-mod trace;
 
 mod holder;
 mod random;

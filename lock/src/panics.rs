@@ -1,34 +1,7 @@
-//! What panics leave in the log, and a warning for programs whose panics abort: only a panic that unwinds lets a lock be
-//! released.
+//! A warning for programs whose panics abort: only a panic that unwinds lets a lock be released.
 
 #[cfg(any(feature = "lambda", test))]
 use std::sync::Once;
-
-#[cfg(feature = "lambda")]
-use crate::text::printable;
-
-/// Logs each panic of this process once, as an event at level error with the fields `panic`, its text, and `place`, instead of
-/// lines of text on standard error. Call it at the start of `main`, after the log is set up.
-///
-/// The event is in the spans of the panic, so a log in JSON has the key, the owner and the fence of the lock, and the
-/// request id if the runtime has a `TracingLayer`. A panic hook that was set before is replaced.
-///
-/// ```no_run
-/// # use lambda_runtime::Error;
-/// #[tokio::main]
-/// async fn main() -> Result<(), Error> {
-///     // Set the log up first.
-///     lambda_lock::lambda::log_panics();
-///     Ok(())
-/// }
-/// ```
-#[cfg(feature = "lambda")]
-pub fn log_panics() {
-    std::panic::set_hook(Box::new(|panic| {
-        let text = printable(panic.payload_as_str().unwrap_or("a panic without a text"));
-        tracing::error!(panic = &*text, place = panic.location().map(tracing::field::display), "panicked");
-    }));
-}
 
 /// The warning for this build, or `None` if its panics unwind.
 pub(crate) const WARNING: Option<&str> = warning(cfg!(panic = "abort"));

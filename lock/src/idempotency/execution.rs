@@ -19,7 +19,6 @@ use crate::lock::{self, Acquire, AroundPause, Begun, Lock, in_time_to_answer, un
 use crate::metrics;
 use crate::random;
 use crate::row::{self, Completed, Outcome, RecordClaim};
-use crate::trace;
 
 /// A stored result that serde cannot read as today's type. Without serde's message, which would show the value in a log.
 const OTHER_TYPE: &str = "the stored result is not of the handler's result type, which has probably changed since the first \
@@ -128,7 +127,6 @@ where
                     current: true,
                     completed: true,
                     validation,
-                    trace: lock.trace_context(),
                     ..Holder::released(HolderKind::Key, lock.owner().to_owned(), Some(name.clone()), 0)
                 });
                 Ok(NextStep::Run(self.new_run(lock, cache_entry)))
@@ -154,9 +152,6 @@ where
     /// Returns the result or the error of a completed record.
     pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
         let (key_shown, fence) = (self.settings.locks.0.table.place().printable_key(key), record.fence);
-        let span = tracing::info_span!("replay", key = key_shown, fence);
-        trace::link(&span, record.trace.as_deref());
-        drop(span);
         tracing::info!(key = key_shown, fence, "replaying the first run's result");
         let settings = &*self.settings;
         let unusable = |why: &str| HandlerError::Lock(settings.error(Cause::UnusableResult(why.to_owned()), key));

@@ -16,12 +16,10 @@ mod sqs;
 pub(crate) mod streams;
 
 pub use batch::{Consumer, ConsumerService, Source};
-pub use event_id::{HasEventId, compare_sequencers, event_id};
+pub use event_id::{HasEventId, event_id};
 pub use handler_input::{HandlerInput, WithLock, WithRun};
 pub use idempotency_layer::{IdempotencyLayer, IdempotencyService};
 #[cfg(feature = "http")]
 pub(crate) use invocation::invocation_of;
 pub use lock_layer::{LockLayer, LockService, OnUnavailable};
 pub use sqs::{SqsConsumer, SqsMessage, SqsSource};
-
-pub use crate::panics::log_panics;

@@ -199,9 +199,9 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Returns the present attempt. `trace` is the [`traceparent`](crate::trace::context).
-    pub(crate) fn request<'b>(&'b self, trace: Option<&'b str>) -> Write<'b> {
-        self.acquisition.attempt(&self.acquire.locks.0.table, &self.claim(trace), self.number)
+    /// Returns the present attempt.
+    pub(crate) fn request(&self) -> Write<'_> {
+        self.acquisition.attempt(&self.acquire.locks.0.table, &self.claim(), self.number)
     }
 
     /// Returns `true` if the present attempt is sent again after it was prevented.
@@ -255,8 +255,8 @@ impl<'a> Asking<'a> {
         self.delays.left(now.since(self.started))
     }
 
-    fn claim<'b>(&'b self, trace: Option<&'b str>) -> Claim<'b> {
-        claim(self.acquire, self.now, self.lease, &self.ranks, trace)
+    fn claim(&self) -> Claim<'_> {
+        claim(self.acquire, self.now, self.lease, &self.ranks)
     }
 
     /// Begins an attempt.
@@ -290,7 +290,7 @@ impl<'a> Asking<'a> {
         }
         self.adaptations += 1;
         self.phase = Phase::Asked;
-        let limit = self.claim(None).time_limit().saturating_sub(now.since(self.now));
+        let limit = self.claim().time_limit().saturating_sub(now.since(self.now));
         Step::Send { limit, is_new }
     }
 
@@ -300,7 +300,7 @@ impl<'a> Asking<'a> {
             self.is_unanswered = true;
             self.acquisition.numbers.unanswered = self.number;
         }
-        let claim = claim(self.acquire, self.now, self.lease, &self.ranks, None);
+        let claim = claim(self.acquire, self.now, self.lease, &self.ranks);
         let claimed = answer.and_then(|answer| self.acquisition.answered(table, &claim, self.number, answer));
         let claimed = match claimed {
             Ok(None) if self.adaptations < ADAPTATIONS => return self.send(now),
@@ -548,7 +548,7 @@ impl<'a> Asking<'a> {
 }
 
 /// Returns the claim of an attempt at this moment, with this lease.
-fn claim<'a>(acquire: &'a Acquire, now: Moment, lease: Lease, ranks: &'a [Rank], trace: Option<&'a str>) -> Claim<'a> {
+fn claim<'a>(acquire: &'a Acquire, now: Moment, lease: Lease, ranks: &'a [Rank]) -> Claim<'a> {
     let Acquire { data, attributes, takes_over, .. } = acquire;
     Claim {
         holder: acquire.holder_name(),
@@ -558,6 +558,5 @@ fn claim<'a>(acquire: &'a Acquire, now: Moment, lease: Lease, ranks: &'a [Rank],
         attributes,
         ranks,
         takes_over: *takes_over,
-        trace,
     }
 }

@@ -204,12 +204,6 @@ impl Lock {
         self.hold.state().continuation
     }
 
-    /// Returns the trace context of the span in which the work runs.
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn trace_context(&self) -> Option<String> {
-        crate::trace::context(self.hold.span())
-    }
-
     /// Returns the key of the row for people.
     pub(crate) fn shown_key(&self) -> &str {
         self.hold.telemetry.key()

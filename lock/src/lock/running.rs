@@ -19,7 +19,6 @@ use crate::error::{Cause, Error};
 use crate::holder::Holder;
 use crate::limits::DAY;
 use crate::row::{Acquisition, Joined};
-use crate::trace;
 
 impl Acquire {
     /// Makes one attempt, and tells the telemetry.
@@ -125,7 +124,7 @@ impl Running<'_> {
                     Event::Done
                 }
                 Step::Pause => {
-                    telemetry.sleep(self.asking.refusal().and_then(Error::holder));
+                    telemetry.sleep();
                     self.around_pause(AroundPause::before).await
                 }
                 Step::Resume => self.around_pause(AroundPause::after).await,
@@ -140,9 +139,8 @@ impl Running<'_> {
     }
 
     async fn send(&self, limit: Duration, span: &Span) -> Event {
-        let trace = trace::context(span);
         let attempts = if self.asking.asks_again() { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
-        let (table, request) = (&self.acquire.locks.0.table, self.asking.request(trace.as_deref()));
+        let (table, request) = (&self.acquire.locks.0.table, self.asking.request());
         let answer = timeout(limit, Box::pin(table.write_once(&request, Some(&attempts)))).await;
         let unanswered = |elapsed| self.asking.acquisition().error(Cause::Unavailable, table).with_source(elapsed);
         let answer = answer.unwrap_or_else(|elapsed: Elapsed| Err(unanswered(elapsed)));

@@ -17,7 +17,6 @@ use crate::error::{Error, ErrorKind};
 use crate::holder::Holder;
 use crate::metrics;
 use crate::text::printable;
-use crate::trace;
 
 /// An acquire in progress. An acquire that is dropped before its end was cancelled.
 #[derive(Debug)]
@@ -76,14 +75,10 @@ impl AcquireSpan {
         }
     }
 
-    /// The acquire sleeps until its next attempt, because of this holder if there is one.
-    pub(super) fn sleep(&mut self, holder: Option<&Holder>) {
+    /// The acquire sleeps until its next attempt.
+    pub(super) fn sleep(&mut self) {
         self.sleeping_since = Some(self.clock.now());
-        self.wait.get_or_insert_with(|| {
-            let wait = tracing::info_span!(parent: &self.span, "wait");
-            trace::link(&wait, holder.and_then(|holder| holder.trace.as_deref()));
-            wait
-        });
+        self.wait.get_or_insert_with(|| tracing::info_span!(parent: &self.span, "wait"));
     }
 
     /// The acquire took a place in the queue, with so many waiters ahead. The span keeps its first place, because logs show
@@ -107,7 +102,6 @@ impl AcquireSpan {
         let _in = self.span.enter();
         tracing::debug!(key, fence, "acquired");
         for holder in taken_from {
-            trace::link(&self.span, holder.trace.as_deref());
             if holder.is_current() {
                 tracing::debug!(key, fence, from = %holder, "taken from an earlier acquire of the same identity");
             } else {
@@ -135,7 +129,6 @@ impl AcquireSpan {
     pub(super) fn refused(mut self, error: &Error) {
         let reason = error.kind().as_str();
         self.span.record("outcome", reason);
-        trace::link(&self.span, error.holder().and_then(|holder| holder.trace.as_deref()));
         self.end();
         if self.waits && error.is_retryable() {
             metrics::count_by(metrics::RETRIES_EXHAUSTED, metrics::REASON, reason);
@@ -187,11 +180,9 @@ pub(crate) fn log_refusal(error: &Error) {
     tracing::info!(key = &*printable(error.key()), reason = error.kind().as_str(), ?error, "not acquired");
 }
 
-/// Starts the span of a request by a ticket, which is linked to the span of the lock that was handed over.
-pub(super) fn ticket_span(request: &'static str, key: &str, fence: u64, context: Option<&str>) -> Span {
-    let span = tracing::info_span!("ticket", request, key, fence);
-    trace::link(&span, context);
-    span
+/// Starts the span of a request by a ticket.
+pub(super) fn ticket_span(request: &'static str, key: &str, fence: u64) -> Span {
+    tracing::info_span!("ticket", request, key, fence)
 }
 
 /// Records the outcome of a ticket, which is this one if it succeeded.
@@ -238,10 +229,9 @@ impl HoldSpan {
     }
 
     /// Starts the span of a lock that another process has handed over.
-    pub(super) fn resumed(key: String, owner: &str, fence: u64, context: Option<&str>) -> Self {
+    pub(super) fn resumed(key: String, owner: &str, fence: u64) -> Self {
         let owner = &*printable(owner);
         let span = tracing::info_span!("lock", key, owner, fence, outcome = Empty, held_ms = Empty);
-        trace::link(&span, context);
         span.in_scope(|| tracing::debug!(key, fence, "resumed"));
         Self::new(span, key)
     }

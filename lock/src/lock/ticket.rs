@@ -14,7 +14,6 @@ use crate::limits::{DAY, MAX_CLOCK_SKEW};
 use crate::metrics;
 use crate::row::{Acquisition, Handover, Kind, Resumed, Table, is_same_table};
 use crate::text::{MAX_SHOWN, printable, shortened};
-use crate::trace;
 
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
 /// [renews](Locks::renew_ticket) or [releases](Locks::release_ticket).
@@ -58,9 +57,8 @@ use crate::trace;
 /// `number` is that of the acquisition in the row, which of a key is also the fence. `release` is the number of the release: it
 /// is fixed here, so that each process that repeats the release recognises the first one.
 ///
-/// Times are in milliseconds since the Unix epoch. `sort_key`, `hold_until` and [`traceparent`](Self::traceparent) are there
-/// if the lock has them, and `"kind":"permit"` if it is a permit of a semaphore. Unknown fields are ignored, and so is an
-/// invalid `traceparent`. An unknown version, or a field that is missing or out of bounds, is an error that says so.
+/// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has
+/// them, and `"kind":"permit"` if it is a permit of a semaphore. Unknown fields are ignored. An unknown version, or a field that is missing or out of bounds, is an error that says so.
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks, Ticket};
@@ -104,8 +102,6 @@ pub struct Ticket {
     hold_until: Option<u64>,
     /// What the lock is, if it is not that of a key.
     kind: Option<String>,
-    /// A valid trace context.
-    traceparent: Option<String>,
 }
 
 impl Ticket {
@@ -145,32 +141,6 @@ impl Ticket {
     #[must_use]
     pub fn is_enforced(&self) -> bool {
         self.enforced
-    }
-
-    /// Returns the trace context of the lock's span, as the header `traceparent` of the W3C recommendation "Trace Context".
-    /// `None` unless a process with the feature `opentelemetry` made the ticket and the span was sampled. The span of each
-    /// request with the ticket is linked to it. Anyone who can edit the ticket can choose another valid context.
-    ///
-    /// The next process can also make it the parent of its own span, which continues the trace:
-    ///
-    /// ```
-    /// use std::collections::HashMap;
-    ///
-    /// use opentelemetry::propagation::TextMapPropagator;
-    /// use opentelemetry_sdk::propagation::TraceContextPropagator;
-    /// use tracing_opentelemetry::OpenTelemetrySpanExt;
-    ///
-    /// fn next_step(ticket: &lambda_lock::Ticket) -> tracing::Span {
-    ///     let span = tracing::info_span!("next step");
-    ///     let headers: HashMap<_, _> =
-    ///         ticket.traceparent().map(|text| ("traceparent".to_owned(), text.to_owned())).into_iter().collect();
-    ///     let _without_the_layer = span.set_parent(TraceContextPropagator::new().extract(&headers));
-    ///     span
-    /// }
-    /// ```
-    #[must_use]
-    pub fn traceparent(&self) -> Option<&str> {
-        self.traceparent.as_deref()
     }
 
     fn acquisition(&self) -> Acquisition {
@@ -214,7 +184,6 @@ impl Ticket {
             expires_at,
             hold_until: hold_until.map(millis_up),
             kind: acquisition.kind().in_tickets().map(str::to_owned),
-            traceparent: None,
         }
     }
 
@@ -272,7 +241,6 @@ impl fmt::Debug for Ticket {
             expires_at,
             hold_until,
             kind,
-            traceparent,
         } = self;
         // `Debug` of a string escapes it.
         let short = |text| shortened(text, MAX_SHOWN);
@@ -290,7 +258,6 @@ impl fmt::Debug for Ticket {
             .field("expires_at", expires_at)
             .field("hold_until", hold_until)
             .field("kind", kind)
-            .field("traceparent", traceparent)
             .finish_non_exhaustive()
     }
 }
@@ -315,7 +282,7 @@ impl Lock {
         let acquired_at = millis(since_epoch(self.acquired_at()));
         let (table, acquisition) = (&self.hold.locks.0.table, &self.hold.acquisition);
         let ticket = Ticket::new(table, acquisition, self.fence(), acquired_at, expires_at, self.hand_over());
-        Ok(Ticket { enforced: self.is_enforced(), traceparent: trace::context(self.hold.span()), ..ticket })
+        Ok(Ticket { enforced: self.is_enforced(), ..ticket })
     }
 }
 
@@ -373,7 +340,7 @@ impl Locks {
             ticket,
             acquisition,
             grant,
-            HoldSpan::resumed(self.printable_key(ticket), &ticket.owner, fence, ticket.traceparent()),
+            HoldSpan::resumed(self.printable_key(ticket), &ticket.owner, fence),
         )
     }
 
@@ -484,7 +451,7 @@ impl Locks {
     }
 
     fn ticket_span(&self, request: &'static str, ticket: &Ticket) -> tracing::Span {
-        ticket_span(request, &self.printable_key(ticket), ticket.fence, ticket.traceparent())
+        ticket_span(request, &self.printable_key(ticket), ticket.fence)
     }
 
     fn is_enforced(&self, ticket: &Ticket) -> bool {
@@ -534,12 +501,10 @@ fn acquired(at: u64, now: Moment) -> Duration {
 /// The serialised form.
 #[cfg(feature = "serde")]
 mod format {
-    use serde::de::IgnoredAny;
-    use serde::{Deserialize, Deserializer, Serialize};
+    use serde::{Deserialize, Serialize};
 
     use super::Ticket;
     use crate::row::Kind;
-    use crate::trace::is_context;
 
     const VERSION: u64 = 1;
     /// A process sends fewer requests. A row holds much larger numbers, so a forged ticket leaves room for later requests.
@@ -570,22 +535,6 @@ mod format {
         hold_until: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         kind: Option<String>,
-        #[serde(default, deserialize_with = "any_text", skip_serializing_if = "Option::is_none")]
-        traceparent: Option<String>,
-    }
-
-    /// Reads a text, and nothing from a value of another type.
-    fn any_text<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Any {
-            Text(String),
-            Other(IgnoredAny),
-        }
-        Ok(match Any::deserialize(value)? {
-            Any::Text(text) => Some(text),
-            Any::Other(IgnoredAny) => None,
-        })
     }
 
     impl From<Ticket> for Written {
@@ -605,8 +554,7 @@ mod format {
                 expires_at,
                 hold_until,
                 kind,
-                traceparent,
-            } = ticket;
+                } = ticket;
             Self {
                 version: Some(VERSION),
                 table: Some(table),
@@ -623,8 +571,7 @@ mod format {
                 expires_at: Some(expires_at),
                 hold_until,
                 kind,
-                traceparent,
-            }
+                }
         }
     }
 
@@ -674,8 +621,6 @@ mod format {
                 expires_at: number("expires_at", written.expires_at, LATEST)?,
                 hold_until,
                 kind: kind.in_tickets().map(str::to_owned),
-                // A ticket is good without it.
-                traceparent: written.traceparent.filter(|text| is_context(text)),
             })
         }
     }

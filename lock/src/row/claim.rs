@@ -24,8 +24,6 @@ pub(crate) struct Claim<'a> {
     pub(crate) ranks: &'a [Rank],
     /// Only an earlier acquire of the same identity makes room for this one.
     pub(crate) takes_over: bool,
-    /// The [`traceparent`](super::names::TRACEPARENT).
-    pub(crate) trace: Option<&'a str>,
 }
 
 /// The rank of an attempt among the waiters: to whom it leaves a free key, and whose turn it serves.

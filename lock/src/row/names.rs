@@ -19,8 +19,6 @@ pub(super) const SEQUENCE: &str = "sequence";
 pub(super) const WITHDRAWN: &str = "withdrawn";
 /// The nonce of the last resumption by a ticket. A resumption whose answer was lost recognises itself by it.
 pub(super) const RESUMED: &str = "resumed";
-/// The owner and the trace context of its span, with a space in between. It says nothing about another owner.
-pub(super) const TRACEPARENT: &str = "traceparent";
 /// The number of the last acquisition of a key, or of the release that ended it. Of a semaphore, how many permits were
 /// acquired, from the clock of the first one on.
 pub(super) const FENCE: &str = "fence";
@@ -78,7 +76,7 @@ pub(super) mod permit {
     pub(crate) const NONCE: &str = "nonce";
 }
 
-const RESERVED: [&str; 25] = [
+const RESERVED: [&str; 24] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -87,7 +85,6 @@ const RESERVED: [&str; 25] = [
     SEQUENCE,
     WITHDRAWN,
     RESUMED,
-    TRACEPARENT,
     FENCE,
     HOLDER,
     ACQUIRED_AT,

@@ -31,7 +31,7 @@ use super::expression::{
 use super::names::{
     ACQUIRED_AT, COMPLETED, ENDED, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
     IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, RELEASED, RESERVED_BY,
-    RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN, permit,
+    RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN, permit,
 };
 use super::owner::{is_same_identity, split};
 use super::read::Row;
@@ -166,7 +166,7 @@ impl<'a> Place<'a> {
             .set(EXPIRATION, count("expiration", claim.lease.expiration))
             .set(SEQUENCE, count("zero", 0_u8))
             .remove(HELD_SINCE);
-        serve(with_trace(update, self.owner, claim), rank)
+        serve(update, rank)
     }
 
     /// Takes the place over from an earlier acquire of the same identity, if it is as it was seen.
@@ -200,7 +200,7 @@ impl<'a> Place<'a> {
             .when(STATUS.is(text("in_progress", IN_PROGRESS)))
             .set(OWNER, text("owner", self.owner))
             .set(SEQUENCE, count("zero", 0_u8));
-        with_trace(update, self.owner, claim)
+        update
     }
 
     /// Takes one of `permits`, if there is a free one. Those that have ended are replaced.
@@ -618,13 +618,6 @@ fn served(update: Update<'_>, rank: Rank) -> Update<'_> {
 /// A waiter that was paused while others were served may not set the queue back: it asks again without its place.
 fn is_not_passed(rank: Rank) -> Option<Condition<'static>> {
     rank.place.map(|place| not(HEAD.above(count("place", place))))
-}
-
-fn with_trace<'a>(update: Update<'a>, owner: &str, claim: &Claim<'_>) -> Update<'a> {
-    match claim.trace {
-        Some(context) => update.set(TRACEPARENT, value("traceparent", AttributeValue::S(format!("{owner} {context}")))),
-        None => update,
-    }
 }
 
 /// Returns the names of an owner's permit and of its fence.

@@ -13,7 +13,7 @@ use super::expression::{Attribute as _, Condition, Path, Rendered, all, any, tex
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
     IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, PERMITS, RELEASED, RESERVED_BY,
-    RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, VALIDATION, WITHDRAWN,
+    RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION, WITHDRAWN,
 };
 use super::semaphore::Semaphore;
 use super::table::{Item, Table, in_time};
@@ -22,7 +22,6 @@ use crate::error::{Cause, Error, ErrorKind, Place};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue, Reservation};
-use crate::trace::is_context;
 
 /// A row whose attributes were checked.
 #[derive(Clone, Debug)]
@@ -37,8 +36,6 @@ pub(crate) struct Row {
     pub(super) freed_at: Option<u64>,
     pub(super) sequence: Option<u64>,
     pub(super) resumed: Option<String>,
-    /// The trace context of the owner's span.
-    trace: Option<String>,
     holder: Option<String>,
     pub(crate) fence: Option<u64>,
     pub(super) acquired_at: Option<u64>,
@@ -114,15 +111,6 @@ impl Row {
             None => return Err(format!("`{STATUS}` is missing")),
         };
         let owner = string_at(&mut item, OWNER)?;
-        // Another owner, or another program, may have written it.
-        let trace = string_at(&mut item, TRACEPARENT).unwrap_or_default();
-        let trace = trace.zip(owner.as_deref()).and_then(|(trace, owner)| {
-            trace
-                .strip_prefix(owner)
-                .and_then(|trace| trace.strip_prefix(' '))
-                .filter(|trace| is_context(trace))
-                .map(str::to_owned)
-        });
         Ok(Self {
             completed,
             end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
@@ -135,7 +123,6 @@ impl Row {
             sequence: number_at(&item, SEQUENCE, MAX_SEQUENCE).unwrap_or_default(),
             // Only this crate's own nonce is looked for.
             resumed: string_at(&mut item, RESUMED).unwrap_or_default(),
-            trace,
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at,
@@ -161,7 +148,6 @@ impl Row {
             freed_at: number_at(&item, FREED_AT, LATEST).unwrap_or_default(),
             sequence: None,
             resumed: None,
-            trace: None,
             holder: None,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at: None,
@@ -223,7 +209,6 @@ impl Row {
             queue: self.queue,
             reservation: self.reservation,
             validation: self.validation,
-            trace: self.trace,
             kind: HolderKind::Key,
             permits: Vec::new(),
         }

@@ -14,7 +14,7 @@ use crate::templates::templates;
 use crate::{CLOCK_SKEW, KEY, LEASE, SINCE_EPOCH};
 
 /// The names that a row of this crate can have, and some that it cannot.
-const NAMES: [&str; 31] = [
+const NAMES: [&str; 30] = [
     "status",
     "in_progress_expiration",
     "expiration",
@@ -23,7 +23,6 @@ const NAMES: [&str; 31] = [
     "sequence",
     "withdrawn",
     "resumed",
-    "traceparent",
     "fence",
     "holder",
     "acquired_at",

@@ -100,7 +100,7 @@ fn edit(object: &mut Value, names: &[&str], edits: &[(Index, Edit)]) {
 }
 
 /// The fields that say which acquisition it is come more often.
-const TICKET: [&str; 20] = [
+const TICKET: [&str; 19] = [
     "owner",
     "number",
     "sequence",
@@ -119,7 +119,6 @@ const TICKET: [&str; 20] = [
     "expires_at",
     "hold_until",
     "kind",
-    "traceparent",
     "comment",
 ];
 

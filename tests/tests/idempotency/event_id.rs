@@ -1,11 +1,10 @@
 //! The keys of events of SNS, `EventBridge` and S3, and the order of an object's events.
 
-use std::cmp::Ordering;
 use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
 use lambda_lock::idempotency::{OnMissingKey, RecordFormat};
-use lambda_lock::lambda::{SqsMessage, compare_sequencers, event_id};
+use lambda_lock::lambda::{SqsMessage, event_id};
 use lambda_lock::{Idempotency, IdempotencyLayer, Locks};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation};
@@ -219,30 +218,7 @@ async fn an_event_that_comes_twice_runs_once() {
     assert!(unknown.is_err());
 }
 
-#[test]
-fn a_sequencer_counts_as_if_zeros_followed_it() {
-    for (one, other, order) in [
-        ("0055AED6DCD90281E5", "0055AED6DCD90281E6", Ordering::Less),
-        ("0055AED6DC", "0055AED6DCD90281E5", Ordering::Less),
-        ("0055AED6DD", "0055AED6DCD90281E5", Ordering::Greater),
-        ("0055AED6DC", "0055AED6DC0000", Ordering::Equal),
-        ("0055aed6dc", "0055AED6DC", Ordering::Equal),
-        ("", "00", Ordering::Equal),
-        ("", "01", Ordering::Less),
-    ] {
-        assert_eq!(compare_sequencers(one, other), order, "{one} {other}");
-        assert_eq!(compare_sequencers(other, one), order.reverse(), "{other} {one}");
-    }
-}
-
 proptest! {
-    #[test]
-    fn sequencers_have_an_order(one in ".{0,4}", two in ".{0,4}", three in ".{0,4}") {
-        let at_most = |a: &str, b: &str| compare_sequencers(a, b).is_le();
-        prop_assert!(at_most(&one, &two) || at_most(&two, &one));
-        prop_assert!(!at_most(&one, &two) || !at_most(&two, &three) || at_most(&one, &three));
-    }
-
     #[test]
     fn no_text_of_a_payload_panics(text in ".*") {
         id(json!({ "Records": [{ "Sns": { "MessageId": text } }, { "s3": text }] }));
@@ -251,12 +227,12 @@ proptest! {
     }
 }
 
-/// Handles an event of an object, as the example of `compare_sequencers` does. Returns whether it ran.
+/// Handles an event of an object, as the template `objects` does. Returns whether it ran.
 async fn handle(locks: &Locks, sequencer: &str, work: impl AsyncFnOnce() -> bool) -> Result<bool, lambda_lock::Error> {
     let of_object = locks.acquire("uploads/a");
     let done = of_object.run(async |lock| {
         let last = lock.data().and_then(|data| data.as_str()).unwrap_or_default();
-        let is_newer = compare_sequencers(sequencer, last).is_gt();
+        let is_newer = sequencer > last;
         if is_newer && work().await {
             lock.set_data(sequencer);
             lock.release().await?;
@@ -268,16 +244,6 @@ async fn handle(locks: &Locks, sequencer: &str, work: impl AsyncFnOnce() -> bool
 
 async fn succeed() -> bool {
     true
-}
-
-#[tokio::test]
-async fn an_older_event_of_an_object_is_skipped_and_a_newer_one_runs() {
-    let (_world, _host, locks) = environment().await;
-    for (sequencer, runs) in
-        [("05", true), ("03", false), ("05", false), ("0500", false), ("0501", true), ("05", false)]
-    {
-        assert_eq!(handle(&locks, sequencer, succeed).await.unwrap(), runs, "{sequencer}");
-    }
 }
 
 #[tokio::test]

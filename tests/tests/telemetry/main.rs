@@ -5,7 +5,6 @@
 mod acquire;
 mod alarms;
 mod batches;
-mod contexts;
 mod lost;
 mod names;
 mod queue;
