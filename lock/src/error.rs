@@ -298,15 +298,10 @@ pub(crate) enum Cause {
     RowNotReturned,
     /// A table with multi-Region strong consistency rejects every transaction.
     TransactionRejected,
-    #[cfg(feature = "idempotency")]
     InProgress(Holder),
-    #[cfg(feature = "idempotency")]
     Unfinished(Holder),
-    #[cfg(feature = "idempotency")]
     Mismatch(Holder),
-    #[cfg(feature = "idempotency")]
     KeyMissing,
-    #[cfg(feature = "idempotency")]
     UnusableResult(String),
 }
 
@@ -332,7 +327,6 @@ impl Error {
     }
 
     /// The error of a setting `per_tenant` outside of tenant isolation.
-    #[cfg(feature = "idempotency")]
     pub(crate) fn no_tenant() -> Self {
         Self::invalid(
             "the invocation has no tenant id: create the function with tenant isolation and invoke it with a tenant id, or \
@@ -441,15 +435,10 @@ impl Error {
             | Cause::TransactionRejected
             | Cause::OtherKeys(_)
             | Cause::NotDynamoDb(_) => ErrorKind::Rejected,
-            #[cfg(feature = "idempotency")]
             Cause::InProgress(_) => ErrorKind::InProgress,
-            #[cfg(feature = "idempotency")]
             Cause::Unfinished(_) => ErrorKind::Unfinished,
-            #[cfg(feature = "idempotency")]
             Cause::Mismatch(_) => ErrorKind::Mismatch,
-            #[cfg(feature = "idempotency")]
             Cause::KeyMissing => ErrorKind::KeyMissing,
-            #[cfg(feature = "idempotency")]
             Cause::UnusableResult(_) => ErrorKind::UnusableResult,
         }
     }
@@ -477,7 +466,6 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self.0.cause {
             Cause::Held(_) | Cause::Throttled | Cause::Unavailable | Cause::HostNotFound | Cause::Conflict => true,
-            #[cfg(feature = "idempotency")]
             Cause::InProgress(_) => true,
             _ => false,
         }
@@ -541,7 +529,6 @@ impl Error {
         match &self.0.cause {
             Cause::Held(holder) => Some(holder),
             Cause::Lost(holder) => holder.as_ref(),
-            #[cfg(feature = "idempotency")]
             Cause::InProgress(holder) | Cause::Unfinished(holder) | Cause::Mismatch(holder) => Some(holder),
             _ => None,
         }
@@ -842,9 +829,7 @@ impl Error {
                 "DynamoDB rejected the transaction on {what}{said}: correct what its message names; a table with multi-Region strong \
                  consistency has no transactions: {ONE_KEY_INSTEAD}, and set LocksBuilder::multi_region_strong_consistency"
             ),
-            #[cfg(feature = "idempotency")]
             Cause::InProgress(holder) => write!(f, "{what} is in progress: {holder}"),
-            #[cfg(feature = "idempotency")]
             Cause::Unfinished(holder) => write!(
                 f,
                 "a run for {what} did not finish and may have done its work ({}): find out whether it did; then store its \
@@ -852,17 +837,14 @@ impl Error {
                  Locks::force_release)",
                 printable(holder.name().unwrap_or("by an unnamed holder")),
             ),
-            #[cfg(feature = "idempotency")]
             Cause::Mismatch(_) => write!(
                 f,
                 "{what} was used with another payload, or a deployment has changed what is validated: use another key only for \
                  other work"
             ),
-            #[cfg(feature = "idempotency")]
             Cause::KeyMissing => {
                 write!(f, "an input for {what} has no idempotency key: send one, or use OnMissingKey::RunUnprotected")
             }
-            #[cfg(feature = "idempotency")]
             Cause::UnusableResult(why) => write!(f, "{what}: {}", reason(why)),
         }
     }

@@ -64,6 +64,10 @@
 //!
 #![doc = include_str!("../docs/pictures.txt")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(feature = "idempotency"),
+    allow(dead_code, unused_imports, reason = "the records of idempotency are always compiled, and only that feature uses them")
+)]
 
 // Each module uses only modules that are listed before it.
 mod clock;

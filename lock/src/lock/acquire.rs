@@ -223,7 +223,6 @@ impl Acquire {
     }
 
     /// Calls `before` and `after` around each pause because of another holder.
-    #[cfg(feature = "idempotency")]
     pub(crate) fn around_pause(mut self, around_pause: Option<Arc<dyn AroundPause>>) -> Self {
         self.around_pause = around_pause;
         self
@@ -568,7 +567,6 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
 }
 
 /// Runs the `body` of an idempotent run. Returns `None` if its lease ended first, and an error if the body panicked.
-#[cfg(feature = "idempotency")]
 pub(crate) async fn until_overrun<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
     lock.leave_to_task();
     AssertUnwindSafe(lock.until_overrun(body)).catch_unwind().await.map(Result::ok)

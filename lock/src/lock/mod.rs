@@ -4,7 +4,6 @@ mod acquire;
 pub(crate) mod asking;
 mod attempt;
 mod backoff;
-#[cfg(feature = "idempotency")]
 mod complete;
 mod held;
 mod identity;
@@ -21,7 +20,6 @@ mod wait;
 pub use acquire::Acquire;
 #[cfg(feature = "lambda")]
 pub(crate) use acquire::hold;
-#[cfg(feature = "idempotency")]
 pub(crate) use acquire::{AroundPause, Begun, in_time_to_answer, until_overrun};
 pub use attempt::{Attempt, Turn};
 pub use backoff::{Backoff, Jitter};
@@ -30,7 +28,6 @@ pub(crate) use held::Continuation;
 pub use held::Lock;
 pub use locks::{Locks, LocksBuilder};
 pub use semaphore::Semaphore;
-#[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};
 pub use ticket::Ticket;
 pub use wait::Wait;

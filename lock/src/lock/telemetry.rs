@@ -244,7 +244,6 @@ impl HoldSpan {
         &self.key
     }
 
-    #[cfg(feature = "idempotency")]
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }

@@ -55,7 +55,6 @@ impl Acquisition {
     fn take<'a>(&'a self, table: &'a Table, claim: &Claim<'a>, number: u64, index: usize, key: &'a str) -> Update<'a> {
         let rank = claim.rank_for(index);
         let over = is_over(table, &self.owner, claim.now, rank);
-        #[cfg(feature = "idempotency")]
         if let Some(record) = &self.kind.record {
             let over = record.is_over(over, claim.now);
             return record.begin(self.place(table, key).take(number, claim, rank, over));
@@ -182,7 +181,6 @@ impl Acquisition {
             (Some(_), _) => Ok(Some(Claimed::InPart)),
             (None, _) => {
                 let held: Vec<_> = held.into_iter().map(|(key, row)| (key, row.into_holder(claim.now))).collect();
-                #[cfg(feature = "idempotency")]
                 if let (Some(record), [(key, holder)]) = (&self.kind.record, &held[..]) {
                     let completed = record.refusal(holder.clone());
                     let completed = completed.map_err(|cause| Error::new(*cause, table.place(), key))?;
@@ -242,9 +240,7 @@ impl Acquisition {
         self.kind.all_keys().iter().position(|other| other == key)
     }
 
-    #[cfg_attr(not(feature = "idempotency"), expect(clippy::unused_self, reason = "there are no records"))]
     fn unreadable(&self, why: super::read::Unreadable, table: &Table, key: &str) -> Error {
-        #[cfg(feature = "idempotency")]
         if self.kind.is_record() {
             return super::record_claim::RecordClaim::unreadable(why, table, key);
         }

@@ -117,7 +117,6 @@ pub(crate) enum Claimed {
     /// An earlier attempt of this owner was applied to several keys, and others have taken some of them since.
     InPart,
     /// The work was done before: this record has its result.
-    #[cfg_attr(not(feature = "idempotency"), expect(dead_code, reason = "without the feature there are no records"))]
     Completed(Box<Holder>),
 }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::claim::Plan;
 use super::names::MAX_FENCE;
 use super::place::Place;
-#[cfg(feature = "idempotency")]
 use super::record_claim::RecordClaim;
 use super::table::Table;
 use super::write::Transact;
@@ -30,7 +29,6 @@ pub(crate) struct Kind {
     /// How many permits the key has, if it is a semaphore.
     pub(super) permits: Option<u32>,
     /// What makes the row of the key a record of idempotency.
-    #[cfg(feature = "idempotency")]
     pub(super) record: Option<RecordClaim>,
     /// What applies the updates of several keys together.
     pub(super) transact: Option<Transact>,
@@ -42,14 +40,12 @@ impl Kind {
         Self {
             keys: vec![key],
             permits: None,
-            #[cfg(feature = "idempotency")]
             record: None,
             transact: None,
         }
     }
 
     /// A key as a record of idempotency.
-    #[cfg(feature = "idempotency")]
     pub(crate) fn record(key: String, record: RecordClaim) -> Self {
         Self { record: Some(record), ..Self::key(key) }
     }
@@ -87,12 +83,8 @@ impl Kind {
         &self.keys
     }
 
-    #[cfg_attr(not(feature = "idempotency"), expect(clippy::unused_self, reason = "there are no records"))]
     pub(super) fn is_record(&self) -> bool {
-        #[cfg(feature = "idempotency")]
-        return self.record.is_some();
-        #[cfg(not(feature = "idempotency"))]
-        false
+        self.record.is_some()
     }
 
     /// Checks what was claimed.
@@ -142,7 +134,6 @@ impl Kind {
         if self.permits.is_some() {
             return table.semaphore_kept_until(now);
         }
-        #[cfg(feature = "idempotency")]
         if let Some(window_end) = self.record.as_ref().and_then(|record| record.window_end(now)) {
             return table.kept_after(end).max(window_end);
         }

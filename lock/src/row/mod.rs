@@ -44,9 +44,7 @@ mod owner;
 mod place;
 mod probe;
 mod read;
-#[cfg(feature = "idempotency")]
 mod record;
-#[cfg(feature = "idempotency")]
 mod record_claim;
 mod repeat;
 mod reserve;
@@ -68,9 +66,7 @@ pub(crate) use probe::{PROBE_KEY, probe_key};
 #[cfg(feature = "model")]
 pub(crate) use read::holder_of;
 pub(crate) use read::{Cursor, Page};
-#[cfg(feature = "idempotency")]
 pub(crate) use record::{Completed, Outcome};
-#[cfg(feature = "idempotency")]
 pub(crate) use record_claim::RecordClaim;
 #[cfg(feature = "model")]
 pub use script::{Clocks, Item, Reply, Request};

@@ -349,7 +349,6 @@ impl<'a> Place<'a> {
     }
 
     /// Completes the record of a key. It also counts as the release.
-    #[cfg(feature = "idempotency")]
     pub(super) fn complete(self, own: u64, last: u64, until: u64) -> Update<'a> {
         end_acquisition(Update::new(self.key), last)
             .when(self.is_own(own))

@@ -32,7 +32,6 @@ pub(crate) struct Write<'a> {
 pub(super) enum Transactional {
     SeveralKeys,
     ConditionCheck,
-    #[cfg(feature = "idempotency")]
     Completion,
 }
 
@@ -46,7 +45,6 @@ impl Transactional {
         let (needs, instead) = match self {
             Self::SeveralKeys => ("several keys need", ONE_KEY_INSTEAD),
             Self::ConditionCheck => ("a condition check needs", "let the write itself compare the fence of the lock"),
-            #[cfg(feature = "idempotency")]
             Self::Completion => (
                 "`complete_in` needs",
                 "return the result, which the run then stores, and make the work safe to repeat",
