@@ -27,6 +27,7 @@ pub use mutation::Mutation;
 use stage::{Network, REQUEST, Stage, Waiting, millis};
 pub use twist::Twisted;
 use workflow::{Ask, Kind as _};
+use crate::guarantee::{BUDGET, CRASHES, SERVED};
 
 /// How late a request can arrive: AWS accepts its signature for 5 minutes.
 const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
@@ -233,7 +234,7 @@ impl Scene {
                         sleep(liveness::LAST_HOLD).await;
                         release(&operation, &lock).await;
                     }
-                    Err(error) => operation.broke("(l) a waiter was not served", &error),
+                    Err(error) => operation.broke(&format!("{SERVED}: a waiter was not served"), &error),
                 }
             }
         });
@@ -251,7 +252,7 @@ impl Scene {
                     operation.acquired(&lock, Duration::ZERO);
                     release(&operation, &lock).await;
                 }
-                Err(error) => operation.broke("(l) a free key was refused", &error),
+                Err(error) => operation.broke(&format!("{SERVED}: a free key was refused"), &error),
             }
         }
         for what in liveness::inspect(&self.stage.engine, |_| liveness::LARGEST_ROW).await {
@@ -310,7 +311,7 @@ async fn take_over(scene: Arc<Scene>, key: String, waiting: Waiting, mut random:
             operation.acquired(&lock, Duration::ZERO);
             release(&operation, &lock).await;
         }
-        Err(error) => operation.broke("(c) a key was not taken over", &error),
+        Err(error) => operation.broke(&format!("{CRASHES}: a key was not taken over"), &error),
     }
 }
 
@@ -331,7 +332,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     let acquired = acquire.await;
     let waited = scene.stage.engine.now().duration_since(started).unwrap();
     if waited > budget + REQUEST + scene.stage.slack() {
-        operation.broke("(d) an acquire outlasted its budget", &format!("{waited:?} of {budget:?}"));
+        operation.broke(&format!("{BUDGET}: an acquire outlasted its budget"), &format!("{waited:?} of {budget:?}"));
     }
     let lock = match acquired {
         Ok(lock) => Arc::new(lock),

@@ -15,6 +15,7 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{ErrorKind, Lock, Locks};
 use tokio::time::{sleep, timeout};
 
+use crate::guarantee::{CRASHES, SERVED};
 use crate::history::operator::operate;
 use crate::history::stage::{self, Network, Stage, Waiting, millis};
 use crate::history::workflow::{self, Ask, Kind as _};
@@ -216,7 +217,7 @@ impl Scene {
                         sleep(liveness::LAST_HOLD).await;
                         release(&operation, &permit, Duration::ZERO).await;
                     }
-                    Err(error) => operation.broke("(l) a waiter was not served", &error),
+                    Err(error) => operation.broke(&format!("{SERVED}: a waiter was not served"), &error),
                 }
             }
         });
@@ -236,7 +237,7 @@ impl Scene {
                     operation.acquired(&permit);
                     release(&operation, &permit, Duration::ZERO).await;
                 }
-                Err(error) => operation.broke("(l) a free permit was refused", &error),
+                Err(error) => operation.broke(&format!("{SERVED}: a free permit was refused"), &error),
             }
         }
         for number in 0..self.keys * self.identities {
@@ -251,7 +252,7 @@ impl Scene {
                     operation.acquired(&permit);
                     release(&operation, &permit, Duration::ZERO).await;
                 }
-                Err(error) => operation.broke("(l) a free permit was refused to an identity", &error),
+                Err(error) => operation.broke(&format!("{SERVED}: a free permit was refused to an identity"), &error),
             }
         }
         // A crowd leaves its permits.
@@ -338,7 +339,7 @@ async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
             operation.acquired(&permit);
             release(&operation, &permit, Duration::ZERO).await;
         }
-        Err(error) => operation.broke("(c) no permit became free after a crash", &error),
+        Err(error) => operation.broke(&format!("{CRASHES}: no permit became free after a crash"), &error),
     }
 }
 

@@ -14,6 +14,7 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{ErrorKind, Locks};
 use tokio::time::{sleep, timeout};
 
+use crate::guarantee::{BUDGET, CRASHES, SERVED};
 use crate::history::operator::operate;
 use crate::history::stage::{self, Network, REQUEST, Stage, Waiting, millis};
 use crate::history::workflow::{self, Ask};
@@ -205,7 +206,7 @@ impl Scene {
                         sleep(liveness::LAST_HOLD).await;
                         release(&operation, &held).await;
                     }
-                    Err(error) => operation.broke("(l) a waiter was not served", &error),
+                    Err(error) => operation.broke(&format!("{SERVED}: a waiter was not served"), &error),
                 }
             }
         });
@@ -225,7 +226,7 @@ impl Scene {
                 operation.acquired(&held);
                 release(&operation, &held).await;
             }
-            Err(error) => operation.broke("(l) free keys were refused", &error),
+            Err(error) => operation.broke(&format!("{SERVED}: free keys were refused"), &error),
         }
         for what in liveness::inspect(&self.stage.engine, |_| liveness::LARGEST_ROW).await {
             self.ledger.violated(what);
@@ -287,7 +288,7 @@ async fn take_over(scene: Arc<Scene>, keys: Vec<String>, mut random: Rng) {
             operation.acquired(&held);
             release(&operation, &held).await;
         }
-        Err(error) => operation.broke("(c) keys were not taken over", &error),
+        Err(error) => operation.broke(&format!("{CRASHES}: keys were not taken over"), &error),
     }
 }
 
@@ -307,7 +308,7 @@ async fn work(scene: &Scene, locks: Locks, operation: &Operation, mut random: Rn
     };
     let waited = scene.stage.engine.now().duration_since(started).unwrap();
     if waited > budget + REQUEST + scene.stage.slack() {
-        operation.broke("(d) an acquire outlasted its budget", &format!("{waited:?} of {budget:?}"));
+        operation.broke(&format!("{BUDGET}: an acquire outlasted its budget"), &format!("{waited:?} of {budget:?}"));
     }
     let held = match acquired {
         Ok(held) => Arc::new(held),

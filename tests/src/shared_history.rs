@@ -15,6 +15,7 @@ use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Error, ErrorKind, HandlerError, Idempotency, Locks, OnUnfinished, Run, Wait};
 use tokio::time::{sleep, timeout};
 
+use crate::guarantee::SERVED;
 use crate::history::operator::operate;
 use crate::history::stage::{self, Network, Stage, Waiting, millis};
 use crate::history::{Mutation, Outcome, counts, liveness};
@@ -139,7 +140,7 @@ impl Scene {
                 let took = || self.stage.engine.now().duration_since(started).unwrap();
                 match work(function, &operation, plan).await {
                     Err(error) if error.kind() == ErrorKind::WrongKind && took() < at_once => {}
-                    Err(error) => operation.broke("(l) a waiter was not served", &error),
+                    Err(error) => operation.broke(&format!("{SERVED}: a waiter was not served"), &error),
                     Ok(()) => {}
                 }
             }

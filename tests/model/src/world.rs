@@ -211,15 +211,15 @@ pub(crate) enum What {
     Resume,
 }
 
-const HOLDERS: &str = "there are as many valid holders as there may be";
+const HOLDERS: &str = "no more valid holders than there may be";
 const PLACE: &str = "a valid holder's place is its own";
 const NUMBERS: &str = "numbers only grow";
 const ENDED: &str = "what has ended holds nothing";
-const LATE: &str = "a late request takes nothing after what came later";
+const LATE: &str = "a late request undoes no later one";
 const COUNT: &str = "a semaphore counts its permits";
-const GROWTH: &str = "rows do not grow";
+const GROWTH: &str = "no row grows";
 const FREE: &str = "a free place is refused once more at most";
-const AGAIN: &str = "what is done, or runs elsewhere, is not begun again";
+const AGAIN: &str = "one effect for each key";
 
 pub(crate) struct World {
     subject: Subject,

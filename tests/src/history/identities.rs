@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use lambda_lock::{Error, Holder};
 
+use crate::guarantee::FREED;
 use crate::request::{LEASE_END, PERMIT_LEASE_END, Purpose, Write, identity_of};
 
 /// What a history knows about owners. A place is a key, or the permit of an identity or of an owner without one: one owner has
@@ -58,7 +59,7 @@ impl Identities {
         let end = write.number(LEASE_END).or_else(|| write.number_of_permit(PERMIT_LEASE_END));
         let now = self.places.entry(place.to_owned()).or_default();
         let mut effect = Effect::default();
-        let broke = |what: &str| Some(format!("(k) {place}: {what}"));
+        let broke = |what: &str| Some(format!("{FREED}: {place}: {what}"));
         match write.purpose {
             Purpose::Acquire => {
                 let is_same = identity_of(owner).is_some_and(|identity| now.owner.starts_with(identity));
@@ -154,7 +155,7 @@ impl Identities {
             return Some(format!("{place}: a release for its identity was reported that did not happen"));
         }
         if !is_freed && self.has_held(place, identity, before, now) {
-            return Some(format!("(k) {place}: a release for its identity did not free it"));
+            return Some(format!("{FREED}: {place}: a release for its identity did not free it"));
         }
         None
     }
@@ -171,7 +172,7 @@ impl Identities {
         let is_freed = answer.as_ref().ok()?;
         let (owner, fence) = acquisition(seen);
         let now = self.places.get(place).filter(|now| now.is_held && now.owner == owner && now.fence == fence);
-        now.map(|_| format!("(k) {place}: a release by force answered {is_freed}, and did not free it"))
+        now.map(|_| format!("{FREED}: {place}: a release by force answered {is_freed}, and did not free it"))
     }
 
     /// Returns `true` if the identity had the place at that time, and has had it since.

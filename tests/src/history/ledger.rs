@@ -15,6 +15,7 @@ use super::liveness::refused_while_free;
 use super::operator::Judge;
 use super::stage::{LATENCY, Stage};
 use super::{Counts, Outcome};
+use crate::guarantee::{CRASHES, FENCES, ORDER, OWNERS, SERVED, WITHDRAWN};
 use crate::request::{LAST_SEQUENCE, LEASE_END, Purpose, Request, Write};
 
 pub(super) use operation::Operation;
@@ -125,7 +126,7 @@ impl Ledger {
             // The end of the lease includes the skew once. The clock of the next holder may be behind by it once more.
             let latest = ends.max(*at) + self.clock_skew + *cap + 2 * LATENCY + self.slack;
             if next.is_none_or(|(_, when, _)| *when > latest) {
-                let what = format!("(c) {key}, whose holder crashed, was not taken again in time");
+                let what = format!("{CRASHES}: {key}, whose holder crashed, was not taken again in time");
                 journal.broke(self.engine.now(), what);
             }
         }
@@ -151,10 +152,10 @@ impl Ledger {
         let (before, withdrawn) = state.rows.get(key).map_or((0, 0), |row| (row.fence, row.withdrawn));
         // A release leaves its number, too.
         if fence <= before {
-            self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
+            self.broke(state, format!("{FENCES}: {key}: fence {fence} after {before}"));
         }
         if fence <= withdrawn {
-            self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
+            self.broke(state, format!("{WITHDRAWN}: {key} was taken by {holder}, which had withdrawn"));
         }
         let last = state.rows.get(key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
         let hold = last.and_then(|owner| state.holds.get(owner)).filter(|hold| !hold.is_uncertain);
@@ -162,7 +163,7 @@ impl Ledger {
             self.broke(state, format!("{key} was taken before its minimum hold was over"));
         }
         if state.done.contains(owner) {
-            self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
+            self.broke(state, format!("{OWNERS}: {key} was taken again by {holder}, which had released it"));
         }
         // What asks again is held again.
         state.released.remove(owner);
@@ -202,7 +203,7 @@ impl Observe for Ledger {
             if purpose == Purpose::Acquire
                 && let Some(why) = refused_while_free(update, in_the_way)
             {
-                ledger.broke(&mut state, format!("(l) {key} was refused: {why}"));
+                ledger.broke(&mut state, format!("{SERVED}: {key} was refused: {why}"));
             }
             return;
         }
@@ -235,7 +236,7 @@ impl Observe for Ledger {
                 let row = state.rows.entry(key.clone()).or_default();
                 row.sequence = update.number("sequence").unwrap();
                 if row.owner != owner {
-                    ledger.broke(&mut state, format!("(e) {key}: a resumption changed another holder's row"));
+                    ledger.broke(&mut state, format!("{OWNERS}: {key}: a resumption changed another holder's row"));
                 }
             }
             // A mutation leaves the number of the row.
@@ -248,18 +249,18 @@ impl Observe for Ledger {
                 let before = std::mem::replace(&mut row.end, end);
                 row.sequence = update.compared("sequence").unwrap();
                 if row.owner != owner || state.released.contains(&owner) {
-                    ledger.broke(&mut state, format!("(e) {key}: a ticket changed a row that is not its own"));
+                    ledger.broke(&mut state, format!("{OWNERS}: {key}: a ticket changed a row that is not its own"));
                 } else if end < before {
-                    ledger.broke(&mut state, format!("(g) {key}: a ticket shortened the lease"));
+                    ledger.broke(&mut state, format!("{ORDER}: {key}: a ticket shortened the lease"));
                 }
             }
             Purpose::Renew | Purpose::Release => {
                 let is_renewal = purpose == Purpose::Renew;
                 if is_renewal && state.released.contains(&owner) {
-                    ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
+                    ledger.broke(&mut state, format!("{OWNERS}: {key}: a renewal took it again after its release"));
                 }
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
-                    ledger.broke(&mut state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
+                    ledger.broke(&mut state, format!("{OWNERS}: {key}: a {purpose:?} changed another holder's row"));
                 }
                 let sequence = update.number("sequence").unwrap();
                 let row = state.rows.entry(key.clone()).or_default();
@@ -267,7 +268,7 @@ impl Observe for Ledger {
                 row.end = end.unwrap();
                 row.fence = update.attempt().unwrap_or(row.fence);
                 if before >= sequence {
-                    ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
+                    ledger.broke(&mut state, format!("{ORDER}: {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
                     // The release of a withdrawal is not the last request of its owner.

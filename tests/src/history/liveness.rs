@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::mutation::Mutation;
 use super::stage::TABLE;
+use crate::guarantee::{GROWTH, READABLE, SERVED};
 use crate::request::expression::{Comparison, Condition, Operand, Path};
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
@@ -67,11 +68,11 @@ pub(crate) async fn inspect(engine: &DynamoDb, most: impl Fn(&Row) -> usize) -> 
             continue;
         }
         if let Err(error) = locks.get(key).await {
-            wrong.push(format!("(m) {key}: {}", described(&error)));
+            wrong.push(format!("{READABLE}: {key}: {}", described(&error)));
         }
         let (bytes, most) = (size(&row), most(&row));
         if bytes > most {
-            wrong.push(format!("(s) {key} has {bytes} bytes, more than {most}"));
+            wrong.push(format!("{GROWTH}: {key} has {bytes} bytes, more than {most}"));
         }
     }
     wrong
@@ -110,20 +111,20 @@ pub(crate) const LARGEST_ROW: usize = 1000;
 
 /// Mistakes that the histories of each kind of row must catch.
 pub const OF_ROWS: [Mutation; 2] = [
-    Mutation { name: "each acquire leaves a trace", breaks: "(s)", is_common: true, request: grows, ..Mutation::NONE },
-    Mutation { name: "a release leaves a text", breaks: "(m)", is_common: true, request: malforms, ..Mutation::NONE },
+    Mutation { name: "each acquire leaves a trace", breaks: GROWTH, is_common: true, request: grows, ..Mutation::NONE },
+    Mutation { name: "a release leaves a text", breaks: READABLE, is_common: true, request: malforms, ..Mutation::NONE },
 ];
 
 /// Mistakes that the histories of each kind with one holder must catch.
 pub const OF_KEYS: [Mutation; 2] = [
     Mutation {
         name: "a release keeps the key for two minutes",
-        breaks: "(l)",
+        breaks: SERVED,
         is_common: true,
         request: release_keeps,
         ..Mutation::NONE
     },
-    Mutation { name: "a courtesy without an end", breaks: "(l)", request: endless_courtesy, ..Mutation::NONE },
+    Mutation { name: "a courtesy without an end", breaks: SERVED, request: endless_courtesy, ..Mutation::NONE },
 ];
 
 fn release_keeps(request: &mut Request) {

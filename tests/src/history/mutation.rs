@@ -7,6 +7,7 @@ use aws_lambda_events::streams::KinesisEventResponse;
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
+use crate::guarantee::{FENCES, FREED, HOLDERS, ITSELF, ORDER, OWNERS, WITHDRAWN};
 use crate::request::expression::{Comparison, Condition, Operand, Path};
 use crate::request::{LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, either, identity_of};
 
@@ -42,94 +43,94 @@ pub struct Mutation {
 impl Mutation {
     /// The mistakes in the protocol of the lock.
     pub const LOCK: [Self; 25] = [
-        Self { name: "no nonce check on refusal", breaks: "(f)", is_common: true, answer: foreign_nonce, ..Self::NONE },
+        Self { name: "no nonce check on refusal", breaks: ITSELF, is_common: true, answer: foreign_nonce, ..Self::NONE },
         Self {
             name: "release without the owner check",
-            breaks: "(e)",
+            breaks: OWNERS,
             is_common: true,
             request: release_without_owner,
             ..Self::NONE
         },
-        Self { name: "acquire ignores the lease's end", breaks: "(a)", request: acquire_ignores_end, ..Self::NONE },
-        Self { name: "clock skew not added", breaks: "(a)", request: no_skew, ..Self::NONE },
-        Self { name: "renew without condition", breaks: "(e)", request: renew_without_condition, ..Self::NONE },
+        Self { name: "acquire ignores the lease's end", breaks: HOLDERS, request: acquire_ignores_end, ..Self::NONE },
+        Self { name: "clock skew not added", breaks: HOLDERS, request: no_skew, ..Self::NONE },
+        Self { name: "renew without condition", breaks: OWNERS, request: renew_without_condition, ..Self::NONE },
         Self {
             name: "a refused release counts as success",
             breaks: "reported a release",
             answer: refused_release_succeeds,
             ..Self::NONE
         },
-        Self { name: "fence does not grow", breaks: "(b)", is_common: true, request: fence_stands_still, ..Self::NONE },
+        Self { name: "fence does not grow", breaks: FENCES, is_common: true, request: fence_stands_still, ..Self::NONE },
         Self {
             name: "TTL earlier than the lease's end",
-            breaks: "(a)",
+            breaks: HOLDERS,
             first_seed: 107,
             request: ttl_too_early,
             ..Self::NONE
         },
         Self {
             name: "a late renewal moves the end back",
-            breaks: "(a)",
+            breaks: HOLDERS,
             first_seed: 268,
             request: |request| ignore(request, Purpose::Renew, "sequence"),
             ..Self::NONE
         },
         Self {
             name: "a release follows the ticket that was used",
-            breaks: "(g)",
+            breaks: ORDER,
             request: |request| ignore(request, Purpose::Release, "sequence"),
             ..Self::NONE
         },
         Self {
             name: "acquire ignores a withdrawal",
-            breaks: "(h)",
+            breaks: WITHDRAWN,
             first_seed: 287,
             request: |request| ignore(request, Purpose::Acquire, "withdrawn"),
             ..Self::NONE
         },
-        Self { name: "the next in line takes a held key", breaks: "(a)", request: turn_without_release, ..Self::NONE },
+        Self { name: "the next in line takes a held key", breaks: HOLDERS, request: turn_without_release, ..Self::NONE },
         Self {
             name: "a ticket works twice",
-            breaks: "(a)",
+            breaks: HOLDERS,
             request: |request| ignore(request, Purpose::Resume, "sequence"),
             ..Self::NONE
         },
         Self {
             name: "a resumption does not use up the ticket",
-            breaks: "(a)",
+            breaks: HOLDERS,
             request: resumption_leaves_number,
             ..Self::NONE
         },
         Self {
             name: "a resumption does not read whose row it is",
-            breaks: "(e)",
+            breaks: OWNERS,
             first_seed: 99,
             request: resumption_without_owner,
             ..Self::NONE
         },
         Self {
             name: "a resumed lock counts its lease from the resumption",
-            breaks: "(a)",
+            breaks: HOLDERS,
             first_seed: 163,
             answer: resumption_with_new_lease,
             ..Self::NONE
         },
         Self {
             name: "a late renewal by a ticket shortens the lease",
-            breaks: "(g)",
+            breaks: ORDER,
             request: ticket_shortens,
             ..Self::NONE
         },
         Self {
             name: "a renewal by a ticket leaves the number of the row",
-            breaks: "(g)",
+            breaks: ORDER,
             first_seed: 923,
             request: ticket_leaves_number,
             ..Self::NONE
         },
         Self {
             name: "a renewal by a ticket that keeps the end leaves the number of the row",
-            breaks: "(g)",
+            breaks: ORDER,
             request: kept_end_leaves_number,
             ..Self::NONE
         },
@@ -141,7 +142,7 @@ impl Mutation {
         },
         Self {
             name: "a takeover does not read whose lock it saw",
-            breaks: "(k)",
+            breaks: FREED,
             request: identity_unread,
             ..Self::NONE
         },
@@ -165,7 +166,7 @@ impl Mutation {
             request: forced_leaves_number,
             ..Self::NONE
         },
-        Self { name: "acquire ignores the numbers", breaks: "(b)", request: numbers_ignored, ..Self::NONE },
+        Self { name: "acquire ignores the numbers", breaks: FENCES, request: numbers_ignored, ..Self::NONE },
     ];
 
     /// The mistakes in the queue. They cost waiters time, and break no guarantee.

@@ -10,6 +10,7 @@ use lambda_lock::embedded::{Answer as WireAnswer, Intercept};
 use serde_json::Value;
 
 use super::{Counts, Terms, Then};
+use crate::guarantee::{FENCES, ONCE, REPLIES};
 use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page};
 use crate::history::stage::{CAP, LATENCY, Stage};
@@ -197,7 +198,7 @@ impl Ledger {
             return Some("(ii) began beside".to_owned());
         }
         if let Some(end) = self.window_end(state, earlier) {
-            return (now < end).then(|| "(i) began within the window of".to_owned());
+            return (now < end).then(|| format!("{ONCE}: began within the window of"));
         }
         if terms.reject_unfinished && !(matches!(earlier.how, How::Failed(_)) && released) {
             let end = record.sent + terms.window - self.clock_skew;
@@ -268,7 +269,7 @@ impl Ledger {
             let last = state.fences.insert(key.clone(), fence).filter(|last| fence <= *last);
             // A request that is late by the whole window can write a deleted row again.
             if let Some(last) = last.filter(|_| self.terms[&key].window > super::LATEST_ARRIVAL) {
-                self.broke(state, format!("(b) {key}: fence {fence} after {last}"));
+                self.broke(state, format!("{FENCES}: {key}: fence {fence} after {last}"));
             }
             let record = Record {
                 sent: SystemTime::UNIX_EPOCH + sent,
@@ -295,7 +296,7 @@ impl Ledger {
         // A release that was not answered can be followed by another one, which moves the end.
         record.released = Some(self.engine.now());
         if record.completed.is_some() && !record.is_ghost {
-            self.broke(state, format!("(v) {key}: a completed record was released"));
+            self.broke(state, format!("{REPLIES}: {key}: a completed record was released"));
         } else if unfinished && self.terms[key].reject_unfinished {
             self.broke(state, format!("(iii) {key}: a run that did not finish was released"));
         }
@@ -303,7 +304,7 @@ impl Ledger {
 
     fn completed(&self, state: &mut State, key: String, owner: String, in_transaction: bool) {
         if state.rows.get(&key).is_some_and(|last| *last != owner) {
-            self.broke(state, format!("(v) {key}: a run that had lost its record completed it"));
+            self.broke(state, format!("{REPLIES}: {key}: a run that had lost its record completed it"));
         }
         let now = self.engine.now();
         let record = state.records.get_mut(&owner).unwrap();

@@ -1,6 +1,7 @@
 use lambda_lock::embedded::Answer;
 use serde_json::{Value, json};
 
+use crate::guarantee::{ONCE, REPLIES};
 use crate::history::Mutation;
 use crate::history::mutation::{acquire_ignores_end, foreign_nonce, loosen};
 use crate::request::expression::{Condition, Operand, Path};
@@ -23,14 +24,14 @@ pub const MUTATIONS: [Mutation; 14] = [
     },
     Mutation {
         name: "complete without the owner check",
-        breaks: "(v)",
+        breaks: REPLIES,
         first_seed: 295,
         request: |request| unread(request, Purpose::Complete),
         ..Mutation::NONE
     },
     Mutation {
         name: "complete without the status check",
-        breaks: "(v)",
+        breaks: REPLIES,
         first_seed: 307,
         request: |request| unchecked(request, Purpose::Complete),
         ..Mutation::NONE
@@ -43,13 +44,13 @@ pub const MUTATIONS: [Mutation; 14] = [
     },
     Mutation {
         name: "release without the status check",
-        breaks: "(v)",
+        breaks: REPLIES,
         request: |request| unchecked(request, Purpose::Release),
         ..Mutation::NONE
     },
     Mutation {
         name: "replay while in progress",
-        breaks: "(v)",
+        breaks: REPLIES,
         is_common: true,
         answer: in_progress_replays,
         ..Mutation::NONE
@@ -82,7 +83,7 @@ pub const MUTATIONS: [Mutation; 14] = [
     },
     Mutation {
         name: "the window is cut short",
-        breaks: "(i)",
+        breaks: ONCE,
         is_common: true,
         request: window_cut_short,
         ..Mutation::NONE

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 
+use crate::guarantee::ONCE;
 use crate::history::Mutation;
 use crate::history::mutation::acquire_ignores_end;
 use crate::idempotency_history::mutations::{acquire_ignores_window, completed_is_in_progress, in_progress_replays};
@@ -16,7 +17,7 @@ pub const MUTATIONS: [Mutation; 9] = [
     },
     Mutation {
         name: "a message that is done is free",
-        breaks: "(i)",
+        breaks: ONCE,
         is_common: true,
         request: acquire_ignores_window,
         ..Mutation::NONE

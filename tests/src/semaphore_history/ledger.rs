@@ -11,6 +11,7 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, Outcome};
+use crate::guarantee::{FENCES, FREED, HOLDERS, ITSELF, ORDER, OWNERS, READABLE, SERVED, WITHDRAWN};
 use crate::history::book::{Book, Observe, Observer, Page, Valid, described, may_have_ended};
 use crate::history::identities::{Before, Identities, short, start_of};
 use crate::history::operator::Judge;
@@ -129,7 +130,7 @@ impl Observe for Ledger {
             .is_some_and(|attempt| purpose == Purpose::Acquire && state.arrived.insert((owner.clone(), attempt)));
         if !applied {
             if let Some(why) = refused_with_room(update, &answer.body["Item"]) {
-                ledger.broke(&mut state, format!("(l) {key} was refused: {why}"));
+                ledger.broke(&mut state, format!("{SERVED}: {key} was refused: {why}"));
             }
             return;
         }
@@ -146,14 +147,14 @@ impl Observe for Ledger {
                 let fence = update.fence_written(&answer.body);
                 let before = state.fences.insert(key.clone(), fence).unwrap_or_default();
                 if fence <= before {
-                    ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));
+                    ledger.broke(&mut state, format!("{FENCES}: {key}: fence {fence} after {before}"));
                 }
                 if update.attempt() <= state.withdrawn.get(&key).copied() {
-                    ledger.broke(&mut state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
+                    ledger.broke(&mut state, format!("{WITHDRAWN}: {key} was taken by {holder}, which had withdrawn"));
                 }
                 // A request that the network repeats although it was answered may take a permit for nobody.
                 if is_first && state.done.contains(&owner) {
-                    ledger.broke(&mut state, format!("(e) {key} was taken again by {holder}, which had released it"));
+                    ledger.broke(&mut state, format!("{OWNERS}: {key} was taken again by {holder}, which had released it"));
                 }
                 state.released.remove(&owner);
                 state.sequences.remove(&owner);
@@ -169,12 +170,12 @@ impl Observe for Ledger {
             Purpose::Renew | Purpose::Release => {
                 let is_renewal = purpose == Purpose::Renew;
                 if state.released.contains(&owner) && is_renewal {
-                    ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
+                    ledger.broke(&mut state, format!("{OWNERS}: {key}: a renewal took it again after its release"));
                 }
                 // A release sets none, because it removes the permit, and a mutation compares none.
                 let sequence = update.number("sequence").or_else(|| update.compared("sequence")).unwrap();
                 if state.sequences.insert(owner.clone(), sequence).is_some_and(|before| before >= sequence) {
-                    ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
+                    ledger.broke(&mut state, format!("{ORDER}: {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
                     // The release of a withdrawal is not the last request of its owner.
@@ -193,13 +194,13 @@ impl Observe for Ledger {
             Purpose::Resume => {
                 let next = update.number("sequence").unwrap();
                 if state.sequences.insert(owner, next).is_some_and(|before| before >= next) {
-                    ledger.broke(&mut state, format!("(g) {key}: a resumption was applied after a later request"));
+                    ledger.broke(&mut state, format!("{ORDER}: {key}: a resumption was applied after a later request"));
                 }
             }
             Purpose::RenewByTicket | Purpose::KeepByTicket => {
                 let sequence = update.compared("sequence").unwrap();
                 if state.sequences.insert(owner, sequence).is_some_and(|before| before > sequence) {
-                    ledger.broke(&mut state, format!("(g) {key}: a ticket was renewed after its use"));
+                    ledger.broke(&mut state, format!("{ORDER}: {key}: a ticket was renewed after its use"));
                 }
             }
             Purpose::Look => {}
@@ -236,7 +237,7 @@ impl Ledger {
         }
         let Some(fence) = fence else { return };
         if effect.has_taken_over && !update.is_takeover() {
-            self.broke(state, format!("(k) {key}: an acquire took another permit than its identity holds"));
+            self.broke(state, format!("{FREED}: {key}: an acquire took another permit than its identity holds"));
         }
         let of_name = || (key.clone(), name.to_owned());
         let taken_over = state.permits.get(&of_name()).copied().filter(|_| update.is_takeover());
@@ -362,7 +363,7 @@ impl Operation {
         state.identities.is_superseded(&place_of(&self.key, name_of(owner)), owner)
     }
 
-    /// (a) Of the permits that are valid at this instant, fewer than N were acquired before each of them. N is the number of
+    /// Of the permits that are valid at this instant, fewer than N were acquired before each of them. N is the number of
     /// its own caller. One that was taken over does not count, and the one that took it over has its age.
     fn check_number(&self, state: &mut State) {
         let now = self.ledger.engine.now();
@@ -372,7 +373,7 @@ impl Operation {
         valid.sort_by_key(|holding| holding.fence);
         let too_many = valid.iter().enumerate().find(|(before, holding)| *before >= holding.permits as usize);
         let what = too_many.map(|(before, Holding { operation, permits, .. })| {
-            format!("(a) {operation} holds {} with {before} others, of {permits}", self.key)
+            format!("{HOLDERS}: {operation} holds {} with {before} others, of {permits}", self.key)
         });
         if let Some(what) = what {
             self.ledger.broke(state, what);
@@ -395,23 +396,23 @@ impl Operation {
         let fences = useful.filter_map(Holder::fence);
         let own = fences.filter(|fence| state.applied.get(&(self.key.clone(), *fence)) == Some(&self.name)).count();
         if own > 0 {
-            self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
+            self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused by its own lost write", self.name));
         }
         // What its identity has released is in the way until the end of its minimum hold.
         let start = self.identity.as_ref().map(|identity| start_of(&identity.name));
         let is_own =
             |permit: &Holder| start.as_ref().zip(permit.owner()).is_some_and(|(start, owner)| owner.starts_with(start));
         if holder.permits().len() < self.permits as usize && !holder.permits().iter().any(is_own) {
-            self.ledger.broke(&mut state, format!("(f) {} was refused although there was room", self.name));
+            self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused although there was room", self.name));
         }
     }
 
-    /// (k) A takeover finds what its identity has had since before, until the end of its lease.
+    /// A takeover finds what its identity has had since before, until the end of its lease.
     fn refused_takeover(&self, state: &mut State) {
         let Some(Identity { name, place, before }) = &self.identity else { return };
         let latest = self.ledger.engine.now() + self.ledger.longest_skew;
         if state.identities.has_held(place, name, before, latest) {
-            self.ledger.broke(state, format!("(k) {} did not find the permit of {place}", self.name));
+            self.ledger.broke(state, format!("{FREED}: {} did not find the permit of {place}", self.name));
         }
     }
 
@@ -467,7 +468,7 @@ impl Operation {
             Err(error) => {
                 let is_superseded = self.is_superseded(&state, permit.owner());
                 if error.is_lost() && applied && !is_superseded && self.is_before(end) {
-                    self.ledger.broke(&mut state, format!("(f) {} did not recognise its own release", self.name));
+                    self.ledger.broke(&mut state, format!("{ITSELF}: {} did not recognise its own release", self.name));
                 }
                 self.lost(&mut state, permit.owner(), end, &error);
             }
@@ -513,7 +514,7 @@ impl Operation {
         let is_wrong =
             matches!(error.kind(), ErrorKind::TicketUsed | ErrorKind::TicketReleased | ErrorKind::TicketUnknown);
         if is_wrong && !self.is_superseded(&state, owner) {
-            self.ledger.broke(&mut state, format!("(f) {} refused a ticket that nobody has used: {error}", self.name));
+            self.ledger.broke(&mut state, format!("{ITSELF}: {} refused a ticket that nobody has used: {error}", self.name));
         }
         self.lost(&mut state, owner, end, error);
     }
@@ -528,7 +529,7 @@ impl Operation {
         self.ticket_refused(owner, if was_applied { end.min(of_ticket) } else { end }, error);
     }
 
-    /// (e) No permit is lost before the end of its lease, unless its identity has taken it, or others have freed it.
+    /// No permit is lost before the end of its lease, unless its identity has taken it, or others have freed it.
     fn lost(&self, state: &mut State, owner: &str, end: SystemTime, error: &Error) {
         self.check(state, error);
         if error.is_lost() {
@@ -536,7 +537,7 @@ impl Operation {
             if self.is_superseded(state, owner) {
                 state.counts.superseded += 1;
             } else if self.is_before(end) {
-                self.ledger.broke(state, format!("(e) {} lost a valid permit: {error}", self.name));
+                self.ledger.broke(state, format!("{OWNERS}: {} lost a valid permit: {error}", self.name));
             }
         }
     }
@@ -547,10 +548,10 @@ impl Operation {
         self.ledger.engine.now() + self.ledger.longest_skew < end
     }
 
-    /// (m) The count in the row agrees with its permits.
+    /// The count in the row agrees with its permits.
     fn check(&self, state: &mut State, error: &Error) {
         if error.kind() == ErrorKind::MalformedRow {
-            self.ledger.broke(state, format!("(m) {}: {error}", self.name));
+            self.ledger.broke(state, format!("{READABLE}: {}: {error}", self.name));
         }
     }
 

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use lambda_lock::embedded::Answer;
 use serde_json::{Value, json};
 
+use crate::guarantee::{FENCES, FREED, HOLDERS, ITSELF, ORDER, OWNERS, READABLE, WITHDRAWN};
 use crate::history::Mutation;
 use crate::history::mutation::{
     end_later, freed_unread, kept_end_leaves_number, refused_release_succeeds, skew_in, takeover_leaves,
@@ -17,48 +18,48 @@ use crate::request::{
 
 /// The mistakes, and the violation that each causes.
 pub const MUTATIONS: [Mutation; 21] = [
-    Mutation { name: "N + 1 permits", breaks: "(a)", is_common: true, request: one_more, ..Mutation::NONE },
+    Mutation { name: "N + 1 permits", breaks: HOLDERS, is_common: true, request: one_more, ..Mutation::NONE },
     Mutation {
         name: "the next in line takes one more permit",
-        breaks: "(a)",
+        breaks: HOLDERS,
         request: place_as_permit,
         ..Mutation::NONE
     },
     Mutation {
         name: "a permit is replaced without checking whose it is",
-        breaks: "(a)",
+        breaks: HOLDERS,
         request: replaces_unchecked,
         answer: shows_ended,
         ..Mutation::NONE
     },
     Mutation {
         name: "a permit is replaced although it was released since it was seen",
-        breaks: "(e)",
+        breaks: OWNERS,
         first_seed: 2_001_306,
         request: replaces_ended,
         ..Mutation::NONE
     },
-    Mutation { name: "another's permit is released", breaks: "(e)", request: releases_another, ..Mutation::NONE },
-    Mutation { name: "a fence repeats", breaks: "(b)", is_common: true, request: fence_stands_still, ..Mutation::NONE },
-    Mutation { name: "clock skew not added", breaks: "(a)", first_seed: 18, request: no_skew, ..Mutation::NONE },
-    Mutation { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Mutation::NONE },
+    Mutation { name: "another's permit is released", breaks: OWNERS, request: releases_another, ..Mutation::NONE },
+    Mutation { name: "a fence repeats", breaks: FENCES, is_common: true, request: fence_stands_still, ..Mutation::NONE },
+    Mutation { name: "clock skew not added", breaks: HOLDERS, first_seed: 18, request: no_skew, ..Mutation::NONE },
+    Mutation { name: "no nonce check on refusal", breaks: ITSELF, answer: foreign_nonce, ..Mutation::NONE },
     Mutation {
         name: "a release lowers the count twice",
-        breaks: "(m)",
+        breaks: READABLE,
         is_common: true,
         request: released_twice,
         ..Mutation::NONE
     },
     Mutation {
         name: "a release forgets the attempts that were not answered",
-        breaks: "(e)",
+        breaks: OWNERS,
         first_seed: 74,
         request: unanswered_forgotten,
         ..Mutation::NONE
     },
     Mutation {
         name: "a late renewal moves the end back",
-        breaks: "(g)",
+        breaks: ORDER,
         is_common: true,
         request: sequence_ignored,
         ..Mutation::NONE
@@ -71,47 +72,47 @@ pub const MUTATIONS: [Mutation; 21] = [
     },
     Mutation {
         name: "a renewal by a ticket leaves the number of the permit",
-        breaks: "(g)",
+        breaks: ORDER,
         request: ticket_leaves_number,
         ..Mutation::NONE
     },
     Mutation {
         name: "a renewal by a ticket that keeps the end leaves the number of the permit",
-        breaks: "(g)",
+        breaks: ORDER,
         first_seed: 1410,
         request: kept_end_leaves_number,
         ..Mutation::NONE
     },
     Mutation {
         name: "a resumed permit counts its lease from the resumption",
-        breaks: "(a)",
+        breaks: HOLDERS,
         first_seed: 227,
         answer: resumption_with_new_lease,
         ..Mutation::NONE
     },
     Mutation {
         name: "TTL earlier than the leases' end",
-        breaks: "(a)",
+        breaks: HOLDERS,
         first_seed: 24,
         request: ttl_too_early,
         ..Mutation::NONE
     },
     Mutation {
         name: "a takeover leaves the nonce of the earlier holder",
-        breaks: "(e)",
+        breaks: OWNERS,
         request: |request| takeover_leaves(request, "nonce"),
         ..Mutation::NONE
     },
     Mutation {
         name: "a release for an identity does not read whose permit it is",
-        breaks: "(k)",
+        breaks: FREED,
         first_seed: 188,
         request: |request| freed_unread(request, "nonce"),
         ..Mutation::NONE
     },
     Mutation {
         name: "a release for an identity frees another's permit",
-        breaks: "(k)",
+        breaks: FREED,
         request: |request| frees_another(request, true),
         ..Mutation::NONE
     },
@@ -122,7 +123,7 @@ pub const MUTATIONS: [Mutation; 21] = [
         request: |request| frees_another(request, false),
         ..Mutation::NONE
     },
-    Mutation { name: "acquire ignores a withdrawal", breaks: "(h)", request: withdrawal_ignored, ..Mutation::NONE },
+    Mutation { name: "acquire ignores a withdrawal", breaks: WITHDRAWN, request: withdrawal_ignored, ..Mutation::NONE },
 ];
 
 fn fence_stands_still(request: &mut Request) {

@@ -10,6 +10,7 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock, Lock};
 use serde_json::{Value, json};
 
 use super::Counts;
+use crate::guarantee::{ALL_OR_NONE, FENCES, FREED, HOLDERS, ITSELF, OWNERS, READABLE, REPEATED, SERVED, WITHDRAWN};
 use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page, described, may_have_ended};
 use crate::history::identities::{Before, Identities, short};
@@ -107,10 +108,10 @@ impl Ledger {
                 let (before, withdrawn) = (row.fence, fence <= row.withdrawn);
                 (row.owner, row.fence) = (owner, fence);
                 if fence <= before {
-                    self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
+                    self.broke(state, format!("{FENCES}: {key}: fence {fence} after {before}"));
                 }
                 if withdrawn {
-                    self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
+                    self.broke(state, format!("{WITHDRAWN}: {key} was taken by {holder}, which had withdrawn"));
                 }
                 state.applied.insert((key, fence), holder);
             }
@@ -129,10 +130,10 @@ impl Ledger {
             Purpose::Renew | Purpose::Release => {
                 let is_renewal = purpose == Purpose::Renew;
                 if is_renewal && was_released {
-                    self.broke(state, format!("(e) {key}: a renewal took it again after its release"));
+                    self.broke(state, format!("{OWNERS}: {key}: a renewal took it again after its release"));
                 }
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
-                    self.broke(state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
+                    self.broke(state, format!("{OWNERS}: {key}: a {purpose:?} changed another holder's row"));
                 }
                 if !is_renewal {
                     let row = state.rows.entry(key.clone()).or_default();
@@ -158,7 +159,7 @@ impl Ledger {
             };
             let why = (write.purpose == Purpose::Acquire).then(|| refused_while_free(write, row)).flatten();
             if let Some(why) = why {
-                self.broke(state, format!("(l) {} was refused: {why}", write.key));
+                self.broke(state, format!("{SERVED}: {} was refused: {why}", write.key));
             }
         }
     }
@@ -170,7 +171,7 @@ impl Ledger {
         let mut keys: Vec<_> = taken.iter().map(|write| write.key.clone()).collect();
         keys.sort_unstable();
         if state.wanted.get(holder).is_some_and(|wanted| *wanted != keys) {
-            self.broke(state, format!("(i) {holder} took {keys:?} only"));
+            self.broke(state, format!("{ALL_OR_NONE}: {holder} took {keys:?} only"));
         }
     }
 }
@@ -299,7 +300,7 @@ impl Operation {
         state.holding.push((self.name.clone(), self.keys.clone(), Arc::downgrade(held)));
     }
 
-    /// (a) No other holder may consider itself valid at this instant.
+    /// No other holder may consider itself valid at this instant.
     fn alone(&self, state: &mut State, held: &Lock) {
         // A key that was taken over, or that others have freed, is no longer the holder's, whatever it considers.
         let has = |held: &Lock, key: &String| !state.identities.is_superseded(key, held.owner());
@@ -310,7 +311,7 @@ impl Operation {
             keys.iter().any(|key| self.keys.contains(key) && has(held, key) && has(&other, key))
         });
         if let (Some((other, ..)), true) = (other, held.is_valid()) {
-            let what = format!("(a) {} and {other} hold one of {:?} at once", self.name, self.keys);
+            let what = format!("{HOLDERS}: {} and {other} hold one of {:?} at once", self.name, self.keys);
             self.ledger.broke(state, what);
         }
     }
@@ -319,7 +320,7 @@ impl Operation {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
         if error.kind() == ErrorKind::MalformedRow {
-            self.ledger.broke(&mut state, format!("(m) {}: {error}", self.name));
+            self.ledger.broke(&mut state, format!("{READABLE}: {}: {error}", self.name));
         }
         // Only a takeover is lost before there are locks.
         if error.is_lost() {
@@ -336,18 +337,18 @@ impl Operation {
             }
             let is_useless = may_have_ended(holder, self.ledger.engine.now(), self.ledger.longest_skew);
             if !is_useless && state.applied.get(&(key, fence)) == Some(&self.name) {
-                self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
+                self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused by its own lost write", self.name));
             }
         }
     }
 
-    /// (k) A takeover finds what its identity has had since before, until the end of its lease.
+    /// A takeover finds what its identity has had since before, until the end of its lease.
     fn refused_takeover(&self, state: &mut State) {
         let Some((identity, before)) = &self.identity else { return };
         let latest = self.ledger.engine.now() + self.ledger.longest_skew;
         let mut each = self.keys.iter().zip(before);
         if each.all(|(key, before)| state.identities.has_held(key, identity, before, latest)) {
-            self.ledger.broke(state, format!("(k) {} did not find the locks of its identity", self.name));
+            self.ledger.broke(state, format!("{FREED}: {} did not find the locks of its identity", self.name));
         }
     }
 
@@ -390,13 +391,13 @@ impl Operation {
         self.ledger.engine.now()
     }
 
-    /// (j) A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail, or a
+    /// A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail, or a
     /// partition and other transactions that prevent it for as long.
     fn unanswered(&self, state: &mut State, sent: SystemTime, error: &Error) {
         let is_prevented = matches!(error.kind(), ErrorKind::Throttled | ErrorKind::Conflict);
         let was_repeated = is_prevented && sent + REPEATED_FOR <= self.now();
         if error.kind() != ErrorKind::Unavailable && !was_repeated {
-            self.ledger.broke(state, format!("(j) {} gave up {:?}: {error}", self.name, self.keys));
+            self.ledger.broke(state, format!("{REPEATED}: {} gave up {:?}: {error}", self.name, self.keys));
         }
     }
 

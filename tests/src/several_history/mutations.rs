@@ -1,6 +1,7 @@
 use lambda_lock::embedded::Answer;
 use serde_json::json;
 
+use crate::guarantee::{ALL_OR_NONE, FENCES, FREED, HOLDERS, ITSELF, OWNERS, REPEATED, WITHDRAWN};
 use crate::history::Mutation;
 use crate::history::mutation::{forced_unread, freed_unread, identity_unread, skew_in};
 use crate::request::expression::{Comparison, Operand};
@@ -10,12 +11,12 @@ use crate::request::{LEASE_END, Purpose, Request};
 pub const MUTATIONS: [Mutation; 15] = [
     Mutation {
         name: "half of the keys are taken",
-        breaks: "(i)",
+        breaks: ALL_OR_NONE,
         is_common: true,
         request: |request| halve(request, Purpose::Acquire),
         ..Mutation::NONE
     },
-    Mutation { name: "a fence repeats", breaks: "(b)", is_common: true, request: fence_repeats, ..Mutation::NONE },
+    Mutation { name: "a fence repeats", breaks: FENCES, is_common: true, request: fence_repeats, ..Mutation::NONE },
     Mutation {
         name: "a cancelled acquire counts as applied",
         breaks: "was given",
@@ -23,17 +24,17 @@ pub const MUTATIONS: [Mutation; 15] = [
         answer: |request, answer| cancelled_succeeds(request, answer, Purpose::Acquire),
         ..Mutation::NONE
     },
-    Mutation { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Mutation::NONE },
+    Mutation { name: "no nonce check on refusal", breaks: ITSELF, answer: foreign_nonce, ..Mutation::NONE },
     Mutation {
         name: "the lease of the last key is ignored",
-        breaks: "(a)",
+        breaks: HOLDERS,
         request: last_lease_ignored,
         ..Mutation::NONE
     },
-    Mutation { name: "clock skew not added", breaks: "(a)", request: no_skew, ..Mutation::NONE },
+    Mutation { name: "clock skew not added", breaks: HOLDERS, request: no_skew, ..Mutation::NONE },
     Mutation {
         name: "acquire ignores a withdrawal",
-        breaks: "(h)",
+        breaks: WITHDRAWN,
         first_seed: 56,
         request: |request| request.items_for(Purpose::Acquire).for_each(|acquire| acquire.ignore("withdrawn")),
         ..Mutation::NONE
@@ -53,31 +54,31 @@ pub const MUTATIONS: [Mutation; 15] = [
     },
     Mutation {
         name: "a throttled transaction of a holder is not repeated",
-        breaks: "(j)",
+        breaks: REPEATED,
         answer: throttling_is_final,
         ..Mutation::NONE
     },
     Mutation {
         name: "release without the owner check",
-        breaks: "(e)",
+        breaks: OWNERS,
         request: |request| loosen(request, Purpose::Release),
         ..Mutation::NONE
     },
     Mutation {
         name: "renew without the owner check",
-        breaks: "(e)",
+        breaks: OWNERS,
         request: |request| loosen(request, Purpose::Renew),
         ..Mutation::NONE
     },
     Mutation {
         name: "a takeover does not read whose keys it saw",
-        breaks: "(k)",
+        breaks: FREED,
         request: identity_unread,
         ..Mutation::NONE
     },
     Mutation {
         name: "a release for an identity does not read whose key it is",
-        breaks: "(k)",
+        breaks: FREED,
         first_seed: 26,
         request: |request| freed_unread(request, "owner"),
         ..Mutation::NONE

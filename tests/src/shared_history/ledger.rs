@@ -11,6 +11,7 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, PERMITS};
+use crate::guarantee::{FENCES, FREED, HOLDERS, KINDS, OWNERS, READABLE, SERVED};
 use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page, Valid, described};
 use crate::history::liveness::refused_while_free;
@@ -118,7 +119,7 @@ impl Ledger {
             let had = answer.body["Attributes"]["status"]["S"].as_str().map(|had| had == "SEMAPHORE");
             let had = had.or(state.rows.get(&key).map(|row| row.is_semaphore));
             if had.is_some_and(|had| had != is_semaphore) {
-                self.broke(state, format!("(x) {key}: a {purpose:?} changed the kind of its row"));
+                self.broke(state, format!("{KINDS}: {key}: a {purpose:?} changed the kind of its row"));
             }
             if had.is_none() && state.before.get(&key).is_some_and(|(before, _)| *before != is_semaphore) {
                 state.counts.changed_kind += 1;
@@ -131,7 +132,7 @@ impl Ledger {
                 let fence = write.fence_written(&answer.body);
                 let before = std::mem::replace(&mut state.before.entry(key.clone()).or_default().1, fence);
                 if fence <= before {
-                    self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
+                    self.broke(state, format!("{FENCES}: {key}: fence {fence} after {before}"));
                 }
                 // What asks again is held again.
                 let of_owner = (key.clone(), owner.clone());
@@ -143,7 +144,7 @@ impl Ledger {
             Purpose::Renew | Purpose::Release | Purpose::Complete
                 if state.freed.contains(&(key.clone(), owner.clone())) =>
             {
-                self.broke(state, format!("(k) {key}: a {purpose:?} changed what an operator has freed"));
+                self.broke(state, format!("{FREED}: {key}: a {purpose:?} changed what an operator has freed"));
             }
             Purpose::Free => {
                 let permits: Vec<_> = write.frees().map(|freeing| freeing.owner).collect();
@@ -153,7 +154,7 @@ impl Ledger {
             }
             Purpose::Renew | Purpose::Release | Purpose::Complete if is_of_key => {
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
-                    self.broke(state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
+                    self.broke(state, format!("{OWNERS}: {key}: a {purpose:?} changed another holder's row"));
                 }
                 if purpose != Purpose::Renew {
                     state.released.insert((key, owner));
@@ -178,7 +179,7 @@ impl Ledger {
         let of_owner = (key.to_owned(), owner.clone());
         let fence = state.fences.get(&of_owner).copied().unwrap_or_default();
         if !state.seen.contains(&(key.to_owned(), owner, fence)) {
-            self.broke(state, format!("(k) {key} was freed, and no operator has seen this acquisition"));
+            self.broke(state, format!("{FREED}: {key} was freed, and no operator has seen this acquisition"));
         }
         state.fences.insert(of_owner.clone(), left.unwrap_or(fence));
         state.freed.insert(of_owner);
@@ -223,7 +224,7 @@ impl Observe for Ledger {
                 _ => None,
             };
             if let Some(why) = why {
-                self.broke(&mut state, format!("(l) {key} was refused: {why}"));
+                self.broke(&mut state, format!("{SERVED}: {key} was refused: {why}"));
             }
         }
     }
@@ -243,7 +244,7 @@ impl Judge for Ledger {
         let is_as_seen = state.fences.get(&of_owner).copied() == seen.fence();
         let is_of_owner = state.rows.get(key).is_some_and(|row| !row.is_semaphore && row.owner == of_owner.1);
         if is_as_seen && is_of_owner && !state.released.contains(&of_owner) && !state.freed.contains(&of_owner) {
-            self.broke(&mut state, format!("(k) {key}: a release by force answered {is_freed}, and did not free it"));
+            self.broke(&mut state, format!("{FREED}: {key}: a release by force answered {is_freed}, and did not free it"));
         }
     }
 }
@@ -295,7 +296,7 @@ impl Operation {
         self.alone(&mut self.ledger.state(), is_valid);
     }
 
-    /// (a) The only other holders that may consider themselves valid at this instant are those of other permits.
+    /// The only other holders that may consider themselves valid at this instant are those of other permits.
     fn alone(&self, state: &mut State, is_valid: bool) {
         let now = self.ledger.engine.now();
         let Some(own) = state.holding.iter().find(|holding| holding.operation == self.name) else { return };
@@ -312,8 +313,8 @@ impl Operation {
         let is_permit = |kind| kind == Kind::Permit;
         let wrong = others.iter().find(|other| !is_permit(self.kind) || !is_permit(other.kind));
         let what = match wrong {
-            Some(other) => format!("(a) {} ({:?}) and {} ({:?})", self.name, self.kind, other.operation, other.kind),
-            None if others.len() >= PERMITS as usize => format!("(a) {} and {} others", self.name, others.len()),
+            Some(other) => format!("{HOLDERS}: {} ({:?}) and {} ({:?})", self.name, self.kind, other.operation, other.kind),
+            None if others.len() >= PERMITS as usize => format!("{HOLDERS}: {} and {} others", self.name, others.len()),
             None => return,
         };
         if is_valid {
@@ -328,17 +329,17 @@ impl Operation {
         let is_other = |key: &String| is_semaphore(key).is_some_and(|is| is != (self.kind == Kind::Permit));
         let (has_other, has_own) = (self.keys.iter().any(is_other), self.keys.iter().any(|key| !is_other(key)));
         match error.kind() {
-            ErrorKind::MalformedRow => self.ledger.broke(&mut state, format!("(m) {}: {error}", self.name)),
+            ErrorKind::MalformedRow => self.ledger.broke(&mut state, format!("{READABLE}: {}: {error}", self.name)),
             ErrorKind::WrongKind => {
                 state.counts.wrong_kind += 1;
                 if !has_other {
-                    self.ledger.broke(&mut state, format!("(x) {} was refused as of another kind", self.name));
+                    self.ledger.broke(&mut state, format!("{KINDS}: {} was refused as of another kind", self.name));
                 }
             }
             _ if error.is_held() => {
                 state.counts.held += 1;
                 if has_other && !has_own {
-                    self.ledger.broke(&mut state, format!("(x) {} waited for another kind: {error}", self.name));
+                    self.ledger.broke(&mut state, format!("{KINDS}: {} waited for another kind: {error}", self.name));
                 }
             }
             _ => {}

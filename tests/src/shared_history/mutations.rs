@@ -1,6 +1,7 @@
 use lambda_lock::embedded::Answer;
 use serde_json::json;
 
+use crate::guarantee::KINDS;
 use crate::history::Mutation;
 use crate::history::mutation::forced_unread;
 use crate::request::expression::{Comparison, Condition, Operand, Path};
@@ -10,21 +11,21 @@ use crate::request::{Purpose, Request, permit_of};
 pub const MUTATIONS: [Mutation; 4] = [
     Mutation {
         name: "a lock takes the row of a semaphore",
-        breaks: "(x)",
+        breaks: KINDS,
         is_common: true,
         request: |request| take_rows_of(request, "SEMAPHORE", false),
         ..Mutation::NONE
     },
     Mutation {
         name: "a semaphore takes the row of a lock",
-        breaks: "(x)",
+        breaks: KINDS,
         is_common: true,
         request: |request| take_rows_of(request, "INPROGRESS", true),
         ..Mutation::NONE
     },
     Mutation {
         name: "a lock that is held looks like a semaphore",
-        breaks: "(x)",
+        breaks: KINDS,
         is_common: true,
         answer: looks_like_a_semaphore,
         ..Mutation::NONE

@@ -3,6 +3,7 @@ use std::time::Duration;
 use aws_lambda_events::kinesis::KinesisEvent;
 use aws_lambda_events::streams::KinesisEventResponse;
 
+use crate::guarantee::ONCE;
 use crate::history::Mutation;
 use crate::history::mutation::acquire_ignores_end;
 use crate::idempotency_history::mutations::{acquire_ignores_window, completed_is_in_progress, in_progress_replays};
@@ -17,7 +18,7 @@ pub const MUTATIONS: [Mutation; 12] = [
     },
     Mutation {
         name: "a record that is done is free",
-        breaks: "(i)",
+        breaks: ONCE,
         is_common: true,
         request: acquire_ignores_window,
         ..Mutation::NONE

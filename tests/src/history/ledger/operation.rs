@@ -9,6 +9,7 @@ use super::super::book::{described, may_have_ended};
 use super::super::identities::Before;
 use super::super::stage::Waiting;
 use super::{Crash, Hold, Holding, Ledger, State, Valid};
+use crate::guarantee::{HOLDERS, ITSELF, READABLE};
 
 /// One operation of one worker, which reports to the ledger.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ impl Operation {
         self.ledger.log(&mut state, &format!("{} has a ticket that was refused: {error}", self.name));
         state.counts.tickets_refused += 1;
         if matches!(error.kind(), ErrorKind::TicketUnknown | ErrorKind::TicketForeign) {
-            self.ledger.broke(&mut state, format!("(f) {} has a ticket that no acquisition matches", self.name));
+            self.ledger.broke(&mut state, format!("{ITSELF}: {} has a ticket that no acquisition matches", self.name));
         }
     }
 
@@ -100,7 +101,7 @@ impl Operation {
         state.holding.push(Holding { key, owner, operation, valid });
     }
 
-    /// (a) No other holder may consider itself valid at this instant.
+    /// No other holder may consider itself valid at this instant.
     fn alone(&self, state: &mut State, lock: &Lock) {
         let now = self.ledger.engine.now();
         let valid = lock.is_valid() && !state.identities.is_superseded(&self.key, lock.owner());
@@ -111,7 +112,7 @@ impl Operation {
                 && holding.valid.is_valid(now, Lock::is_valid)
         });
         if let (Some(other), true) = (other, valid) {
-            let what = format!("(a) {} and {} hold {} at once", self.name, other.operation, self.key);
+            let what = format!("{HOLDERS}: {} and {} hold {} at once", self.name, other.operation, self.key);
             self.ledger.broke(state, what);
         }
     }
@@ -120,7 +121,7 @@ impl Operation {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
         if error.kind() == ErrorKind::MalformedRow {
-            self.ledger.broke(&mut state, format!("(m) {}: {error}", self.name));
+            self.ledger.broke(&mut state, format!("{READABLE}: {}: {error}", self.name));
         }
         // Only a takeover is lost before there is a lock.
         state.counts.takeovers_refused += usize::from(error.is_lost());
@@ -129,7 +130,7 @@ impl Operation {
         let is_useless = may_have_ended(holder, self.ledger.engine.now(), self.ledger.longest_skew);
         // A takeover is also refused by the hold of its identity that has ended.
         if !error.is_lost() && !is_useless && state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
-            self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
+            self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused by its own lost write", self.name));
         }
     }
 
@@ -180,7 +181,7 @@ impl Operation {
                 state.counts.lost += 1;
                 // After the release of another lock, the row no longer shows it.
                 if state.last_released.get(&self.key).is_some_and(|last| last == lock.owner()) {
-                    self.ledger.broke(&mut state, format!("(f) {} did not recognise its own release", self.name));
+                    self.ledger.broke(&mut state, format!("{ITSELF}: {} did not recognise its own release", self.name));
                 }
             }
             _ => {}

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use lambda_lock::{Error, ErrorKind, HandlerError, Run};
 
 use super::{Crash, How, Ledger, Ran, State};
+use crate::guarantee::REPLIES;
 use crate::idempotency_history::{Answer, FALLBACK, Then};
 
 /// One call, which reports to the ledger. Cheap to clone.
@@ -83,7 +84,7 @@ impl Call {
                 ledger.log(&mut state, &format!("{}: run {} failed", self.name, failure.execution));
                 state.counts.failed += 1;
                 if run != Some(failure.execution) {
-                    ledger.broke(&mut state, format!("(v) {} got the failure of another run", self.name));
+                    ledger.broke(&mut state, format!("{REPLIES}: {} got the failure of another run", self.name));
                 }
                 // A stored error is an answer.
                 self.reported.lock().unwrap().answered = failure.then == Then::Store;
@@ -97,7 +98,7 @@ impl Call {
         let (number, is_fallback) = (result % FALLBACK, result > FALLBACK);
         let index = usize::try_from(number).unwrap().wrapping_sub(1);
         let Some(ran) = state.runs.get(index).filter(|ran| ran.key == self.key) else {
-            let what = format!("(v) {} got the result of run {number}, which {} did not have", self.name, self.key);
+            let what = format!("{REPLIES}: {} got the result of run {number}, which {} did not have", self.name, self.key);
             return ledger.broke(&mut state, what);
         };
         let record = &state.records[&ran.owner];
@@ -115,7 +116,7 @@ impl Call {
         let latest = began.map(|outcome| outcome + ledger.terms[&self.key].window + ledger.clock_skew);
         if !right {
             ledger
-                .broke(&mut state, format!("(v) {} got the result of run {number}, which had another one", self.name));
+                .broke(&mut state, format!("{REPLIES}: {} got the result of run {number}, which had another one", self.name));
         }
         if run == Some(number) && !is_error {
             return;
@@ -124,7 +125,7 @@ impl Call {
         state.counts.replayed_errors += usize::from(is_error);
         state.counts.cached += usize::from(without_request);
         if !stored {
-            let what = format!("(v) {} got the result of run {number}, which is not stored", self.name);
+            let what = format!("{REPLIES}: {} got the result of run {number}, which is not stored", self.name);
             ledger.broke(&mut state, what);
         }
         // Whole seconds, rounded up.
@@ -162,7 +163,7 @@ impl Call {
             error.kind(),
             ErrorKind::Unavailable | ErrorKind::Throttled | ErrorKind::Conflict | ErrorKind::Invalid
         ) {
-            ledger.broke(state, format!("(v) {} got an error without a cause", self.name));
+            ledger.broke(state, format!("{REPLIES}: {} got an error without a cause", self.name));
         }
     }
 
