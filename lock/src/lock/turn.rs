@@ -570,6 +570,3 @@ fn ms(duration: Duration) -> f64 {
 fn count(number: u64) -> f64 {
     number as f64
 }
-
-#[cfg(test)]
-mod predictions;
