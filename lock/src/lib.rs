@@ -66,7 +66,11 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(feature = "idempotency"),
-    allow(dead_code, unused_imports, reason = "the records of idempotency are always compiled, and only that feature uses them")
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "the records of idempotency are always compiled, and only that feature uses them"
+    )
 )]
 
 // Each module uses only modules that are listed before it.

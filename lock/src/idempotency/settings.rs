@@ -297,6 +297,12 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.window = settings.window.or(Some(window)))
     }
 
+    /// Sets the wait unless the user has set one.
+    #[cfg(feature = "lambda")]
+    pub(crate) fn default_wait(self, wait: Duration) -> Self {
+        self.with(|settings| settings.wait = settings.wait.or(Some(wait.into())))
+    }
+
     #[cfg(feature = "lambda")]
     pub(crate) fn locks(&self) -> &Locks {
         &self.settings.locks

@@ -1,6 +1,5 @@
 //! `event_id`: what all deliveries of an event have in common.
 
-
 use lambda_runtime::LambdaEvent;
 use serde::Serialize;
 use serde_json::Value;

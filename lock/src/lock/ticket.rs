@@ -336,12 +336,7 @@ impl Locks {
         }
         let (acquisition, grant) = ticket.resume(table, &table.nonce(&ticket.key)?, now).await?;
         let fence = grant.fences.first().copied().unwrap_or_default();
-        self.resumed(
-            ticket,
-            acquisition,
-            grant,
-            HoldSpan::resumed(self.printable_key(ticket), &ticket.owner, fence),
-        )
+        self.resumed(ticket, acquisition, grant, HoldSpan::resumed(self.printable_key(ticket), &ticket.owner, fence))
     }
 
     /// Returns the lock of this grant, unless its lease has ended by now.
@@ -554,7 +549,7 @@ mod format {
                 expires_at,
                 hold_until,
                 kind,
-                } = ticket;
+            } = ticket;
             Self {
                 version: Some(VERSION),
                 table: Some(table),
@@ -571,7 +566,7 @@ mod format {
                 expires_at: Some(expires_at),
                 hold_until,
                 kind,
-                }
+            }
         }
     }
 

@@ -37,12 +37,7 @@ pub(crate) struct Kind {
 impl Kind {
     /// A key, which one owner has at a time.
     pub(crate) fn key(key: String) -> Self {
-        Self {
-            keys: vec![key],
-            permits: None,
-            record: None,
-            transact: None,
-        }
+        Self { keys: vec![key], permits: None, record: None, transact: None }
     }
 
     /// A key as a record of idempotency.

@@ -28,7 +28,7 @@ use crate::panics;
 /// | that `SqsConsumer::dead_letter_if` has sent to a dead-letter queue | is done, but its row is released |
 /// | whose handler returns an error, panics, or is [unfinished near the end of its lease](#time) | is not done; its row is released, unless the [`Idempotency`] says otherwise |
 /// | that was done before | is done without running |
-/// | that is in progress elsewhere | is not done, unless [`Idempotency::wait`] waits for it |
+/// | that is in progress elsewhere | is not done, unless the consumer [waits](Idempotency::wait) for it: by default, one of a stream or a topic waits until the lease there ends, and one of a queue does not wait |
 /// | that does not parse, or that has no key | is not done |
 /// | that its batch has twice, with the same name | runs once; both share the outcome |
 /// | that has the key of another item of its batch, in the same lane | asks the table when the other one has ended: it is done without running if the other is done, and otherwise runs itself |
@@ -142,6 +142,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
         panics::warn_if_they_abort();
         let idempotency = idempotency
             .default_window(S::WINDOW)
+            .default_wait(S::WAIT)
             // Nobody reads the result of an item, so one that cannot be stored must not make it run again.
             .on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
         Self {

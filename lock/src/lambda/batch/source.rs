@@ -29,6 +29,9 @@ pub trait Source: Clone {
     /// For how long an item counts as done by default: for longer than it may be delivered again.
     #[doc(hidden)]
     const WINDOW: Duration;
+    /// How long the consumer waits by default for an item that is in progress elsewhere.
+    #[doc(hidden)]
+    const WAIT: Duration = Duration::ZERO;
     /// What the name of an item is.
     #[doc(hidden)]
     const NAME: &'static str;

@@ -1,7 +1,6 @@
 //! `KafkaConsumer`: a consumer of the records of a topic.
 
 use std::fmt::Display;
-use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
@@ -25,7 +24,7 @@ use crate::lock::Locks;
 /// - A lane is the records of a batch in the same partition with the same key. Records without a key are one lane of their
 ///   partition: they keep the partition's order among each other, and have none to records with a key. Lambda itself keeps
 ///   the order between batches.
-/// - With [`by_offset`](KafkaConsumer::by_offset), the consumer waits for a record that is in progress elsewhere.
+/// - The consumer waits for a record that is in progress elsewhere.
 /// - The log has the record in the field `offset`, as `payments-0:17`, and the cluster in `cluster`.
 ///
 /// # Event source mappings without partial responses
@@ -89,8 +88,7 @@ impl<H, B: DeserializeOwned + 'static, T, E> KafkaConsumer<H, B, T, E> {
     /// leases of this batch last. Each attempt is one more request.
     #[must_use]
     pub fn by_offset(locks: Locks) -> Self {
-        let once = Idempotency::new(locks, OnMissingKey::Reject, KafkaRecord::id);
-        Self::new(once.wait(Duration::MAX))
+        Self::new(Idempotency::new(locks, OnMissingKey::Reject, KafkaRecord::id))
     }
 }
 

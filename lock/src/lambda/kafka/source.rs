@@ -58,6 +58,8 @@ impl<B> Source for KafkaSource<B> {
 
     /// The default retention of a topic, a week, and a day.
     const WINDOW: Duration = Duration::from_hours(8 * 24);
+    /// A crash has probably left such a record, and its lane waits for it anyway.
+    const WAIT: Duration = Duration::MAX;
     const NAME: &'static str = "offset";
     const UNFINISHED: &'static str = "unfinished records are not done";
 

@@ -1,7 +1,6 @@
 //! `StreamConsumer`: a consumer of the records of a stream.
 
 use std::fmt::Display;
-use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
@@ -22,7 +21,7 @@ use crate::lock::Locks;
 ///   it are finished. The records behind it that are done are completed in the table, and do not run again.
 /// - A lane is the records of a batch with the same partition key, or in a DynamoDB stream with the same item's key. Lambda
 ///   itself keeps the order between batches.
-/// - With [`by_event_id`](StreamConsumer::by_event_id), the consumer waits for a record that is in progress elsewhere.
+/// - The consumer waits for a record that is in progress elsewhere.
 ///
 /// Tumbling windows are not supported: a batch of one does not run and is answered as failed, and the first one is logged as
 /// an error. Records that the Kinesis Producer Library aggregated come as one record: see
@@ -91,8 +90,7 @@ where
     /// `MaximumRetryAttempts`.
     #[must_use]
     pub fn by_event_id(locks: Locks) -> Self {
-        let once = Idempotency::new(locks, OnMissingKey::Reject, R::key_by_event_id);
-        Self::new(once.wait(Duration::MAX))
+        Self::new(Idempotency::new(locks, OnMissingKey::Reject, R::key_by_event_id))
     }
 }
 

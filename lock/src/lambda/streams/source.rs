@@ -97,6 +97,8 @@ impl<R: StreamRecord> Source for StreamSource<R> {
 
     /// The retention of a DynamoDB stream, and the default retention of a Kinesis stream, 24 hours each, and a day.
     const WINDOW: Duration = Duration::from_hours(48);
+    /// A crash has probably left such a record, and its lane waits for it anyway.
+    const WAIT: Duration = Duration::MAX;
     const NAME: &'static str = "sequence number";
     const UNFINISHED: &'static str = "unfinished records are not done";
 

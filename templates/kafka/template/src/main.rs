@@ -29,8 +29,7 @@ async fn store(record: KafkaRecord<Option<Reading>>) -> Result<(), Error> {
 type Readings = KafkaConsumer<KafkaRecord<Option<Reading>>, Option<Reading>, (), Error>;
 
 fn readings(locks: Locks) -> Readings {
-    // A record in progress elsewhere was left by a crash: its partition waits for the end of that lease.
-    let once = Idempotency::new(locks, OnMissingKey::Reject, KafkaRecord::id).wait(Duration::MAX);
+    let once = Idempotency::new(locks, OnMissingKey::Reject, KafkaRecord::id);
     KafkaConsumer::with_parser(once, parse).concurrency(10)
 }
 
