@@ -192,7 +192,7 @@ async fn take_step(
         Step::Take { input, execution, turn } => {
             let acquire = locks.acquire(input.key).identity(execution).lease(LEASE).wait(WAIT);
             Ok(match acquire.attempt_in_turn(turn).await.map_err(HandlerError::Lock)? {
-                Attempt::Acquired(lock) => Done::Taken { ticket: lock.into_ticket()? },
+                Attempt::Acquired(lock) => Done::Taken { ticket: lock.into_ticket().map_err(HandlerError::Lock)? },
                 Attempt::Waiting(turn) => Done::Waiting { delay: turn.delay_in_seconds(), turn },
             })
         }

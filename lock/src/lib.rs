@@ -75,7 +75,9 @@
 
 // Each module uses only modules that are listed before it.
 mod clock;
-mod text;
+// For the program `lambda-lock`. It is not a part of the interface.
+#[doc(hidden)]
+pub mod text;
 
 mod holder;
 mod random;

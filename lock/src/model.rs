@@ -78,7 +78,7 @@ impl Acquiring {
         let acquisition = self.asking.acquisition();
         let unanswered = || acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table);
         let is_unanswered = reply.is_none();
-        let answer = reply.map(|reply| answer(&self.asking.request(None), reply)).ok_or_else(unanswered);
+        let answer = reply.map(|reply| answer(&self.asking.request(), reply)).ok_or_else(unanswered);
         self.on(Event::Answered { answer, is_unanswered }, now)
     }
 
@@ -88,7 +88,7 @@ impl Acquiring {
         let withdrawal = |acquisition| Operation::new(What::Withdraw(acquisition, self.acquire.takes_over), now);
         loop {
             next = match next {
-                Next::Send { .. } => return Step::Send(requests(&self.asking.request(None))),
+                Next::Send { .. } => return Step::Send(requests(&self.asking.request())),
                 Next::Sleep(_) => return Step::Sleep,
                 Next::Withdraw(acquisition, _) => return Step::Withdraw(withdrawal(acquisition)),
                 Next::End(Ended::Acquired(acquisition, grant, _)) => {

@@ -6,15 +6,15 @@
 use std::borrow::Cow;
 
 /// The longest value in a message, in bytes. The ARN of a table is shorter.
-pub(crate) const MAX_SHOWN: usize = 320;
+pub const MAX_SHOWN: usize = 320;
 
 /// Returns a value for people: shortened, and escaped.
-pub(crate) fn printable(value: &str) -> Cow<'_, str> {
+pub fn printable(value: &str) -> Cow<'_, str> {
     printable_up_to(value, MAX_SHOWN)
 }
 
 /// Returns a text for people that is shortened to this many bytes, and then escaped.
-pub(crate) fn printable_up_to(text: &str, most: usize) -> Cow<'_, str> {
+pub fn printable_up_to(text: &str, most: usize) -> Cow<'_, str> {
     match shortened(text, most) {
         Cow::Borrowed(whole) => escaped(whole),
         Cow::Owned(short) => Cow::Owned(escaped(&short).into_owned()),
@@ -22,7 +22,7 @@ pub(crate) fn printable_up_to(text: &str, most: usize) -> Cow<'_, str> {
 }
 
 /// Returns the text, or its start, its end and its length in `most` bytes. Both ends, because many keys differ only there.
-pub(crate) fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
     }
@@ -34,7 +34,7 @@ pub(crate) fn shortened(text: &str, most: usize) -> Cow<'_, str> {
 }
 
 /// Returns the text with an escape, such as `\n` or `\u{202e}`, for each character that misleads its reader.
-pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
+pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(misleads) {
         return Cow::Borrowed(text);
     }
@@ -52,7 +52,7 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
 /// Returns whether a character steers the terminal, ends the line, changes the text direction, or is invisible: control
 /// characters, the separators of lines and paragraphs, the annotation characters, and `Default_Ignorable_Code_Point` of
 /// Unicode 17, which includes the direction marks.
-pub(crate) fn misleads(c: char) -> bool {
+pub fn misleads(c: char) -> bool {
     c.is_control()
         || matches!(c,
             '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'

@@ -1,14 +1,10 @@
 //! Standard output and standard error, without characters that mislead the reader.
 
-/// The library's own, which is not a part of its interface.
-#[path = "../../text.rs"]
-mod text;
-
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
-pub(crate) use self::text::{escaped, misleads, printable, printable_up_to, shortened};
 use crate::failure::{BROKEN_OUTPUT, Failure};
+pub(crate) use lambda_lock::text::{escaped, misleads, printable, printable_up_to, shortened};
 
 /// Writes to standard output. A reader that has gone, such as `head`, ends the program quietly.
 pub(crate) fn print(text: &[u8]) -> Result<(), Failure> {

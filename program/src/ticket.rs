@@ -115,7 +115,7 @@ fn keep_turn(file: &Path, turn: &Turn) -> Failure {
 }
 
 async fn hand_over(locks: &Locks, lock: Lock) -> Result<(), Failure> {
-    let ticket = lock.into_ticket();
+    let ticket = lock.into_ticket()?;
     if !ticket.is_enforced() {
         say("LOCK_ENABLED is `false`: the ticket does not hold a lock");
     }

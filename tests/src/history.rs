@@ -22,12 +22,12 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{Acquire, ErrorKind, Lock, Locks};
 use tokio::time::{sleep, timeout};
 
+use crate::guarantee::{BUDGET, CRASHES, SERVED};
 use ledger::{Ledger, Operation};
 pub use mutation::Mutation;
 use stage::{Network, REQUEST, Stage, Waiting, millis};
 pub use twist::Twisted;
 use workflow::{Ask, Kind as _};
-use crate::guarantee::{BUDGET, CRASHES, SERVED};
 
 /// How late a request can arrive: AWS accepts its signature for 5 minutes.
 const LATEST_ARRIVAL: Duration = Duration::from_mins(5);

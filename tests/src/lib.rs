@@ -2,7 +2,7 @@
 #![allow(clippy::missing_panics_doc, reason = "a test panics when it cannot continue")]
 
 mod consumer;
-pub mod guarantee;
+mod guarantee;
 pub mod history;
 pub mod idempotency_history;
 pub mod invocation;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
-use lambda_lock::{ErrorKind, Locks};
+use lambda_lock::{ErrorKind, Lock, Locks};
 use tokio::time::{sleep, timeout};
 
 use crate::guarantee::{BUDGET, CRASHES, SERVED};
@@ -301,9 +301,7 @@ async fn work(scene: &Scene, locks: Locks, operation: &Operation, mut random: Rn
     let wait = waiting.up_to(budget);
     let started = scene.stage.engine.now();
     let acquired = match operation.keys.as_slice() {
-        [key] if random.bool() => {
-            locks.acquire(key).holder(&operation.name).wait(wait).lease(lease).await
-        }
+        [key] if random.bool() => locks.acquire(key).holder(&operation.name).wait(wait).lease(lease).await,
         keys => locks.acquire_all(keys).holder(&operation.name).wait(wait).lease(lease).await,
     };
     let waited = scene.stage.engine.now().duration_since(started).unwrap();

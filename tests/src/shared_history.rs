@@ -19,7 +19,6 @@ use crate::guarantee::SERVED;
 use crate::history::operator::operate;
 use crate::history::stage::{self, Network, Stage, Waiting, millis};
 use crate::history::{Mutation, Outcome, counts, liveness};
-use crate::several_history::Held;
 use ledger::{Kind, Ledger, Operation};
 pub use mutations::MUTATIONS;
 

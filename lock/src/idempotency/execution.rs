@@ -63,7 +63,7 @@ where
     pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
         let invocation = Invocation {
             function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
-            deadline: self.settings.until,
+            deadline: self.settings.deadline,
             ..Invocation::default()
         };
         let identity = self.identify(input, &invocation).map_err(HandlerError::Lock)?;

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::register::Register;
 use crate::client::client_config;
 use crate::clock::Clock;
-use crate::error::Error;
+use crate::error::{Cause, Error};
 use crate::limits::{
     DAY, MAX_CLOCK_SKEW, MAX_NAME_BYTES, MAX_RETENTION, MAX_SORT_KEY_BYTES, MIN_LEASE, MIN_RETENTION, check_duration,
     check_holder, check_key, check_table_name, holder_within_bounds,

@@ -117,7 +117,7 @@ impl Running<'_> {
                     if is_new {
                         telemetry.attempt();
                     }
-                    self.send(limit, telemetry.span()).await
+                    self.send(limit).await
                 }
                 Step::Withdraw(acquisition, limit) => {
                     Withdrawal::of(self.acquire, acquisition).send(limit).await;
@@ -138,7 +138,7 @@ impl Running<'_> {
         }
     }
 
-    async fn send(&self, limit: Duration, span: &Span) -> Event {
+    async fn send(&self, limit: Duration) -> Event {
         let attempts = if self.asking.asks_again() { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
         let (table, request) = (&self.acquire.locks.0.table, self.asking.request());
         let answer = timeout(limit, Box::pin(table.write_once(&request, Some(&attempts)))).await;

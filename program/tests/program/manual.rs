@@ -1,7 +1,7 @@
 //! `completions` and `man`.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::{PROGRAM, Place, Process, bare};
 

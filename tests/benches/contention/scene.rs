@@ -298,9 +298,7 @@ impl Contender {
         let wait = wait.unwrap_or(Wait::in_turn().max_attempts(1));
         match self.contended {
             Contended::Key => self.locks.acquire(KEY).wait(wait).await,
-            Contended::Permits(permits) => {
-                self.locks.semaphore(KEY, permits).acquire().wait(wait).await
-            }
+            Contended::Permits(permits) => self.locks.semaphore(KEY, permits).acquire().wait(wait).await,
             Contended::Keys(keys) => self.locks.acquire_all(keys.iter().copied()).wait(wait).await,
         }
     }

@@ -268,7 +268,8 @@ impl Observe for Ledger {
                 row.end = end.unwrap();
                 row.fence = update.attempt().unwrap_or(row.fence);
                 if before >= sequence {
-                    ledger.broke(&mut state, format!("{ORDER}: {key}: a {purpose:?} was applied after a later request"));
+                    ledger
+                        .broke(&mut state, format!("{ORDER}: {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
                     // The release of a withdrawal is not the last request of its owner.

@@ -112,7 +112,13 @@ pub(crate) const LARGEST_ROW: usize = 1000;
 /// Mistakes that the histories of each kind of row must catch.
 pub const OF_ROWS: [Mutation; 2] = [
     Mutation { name: "each acquire leaves a trace", breaks: GROWTH, is_common: true, request: grows, ..Mutation::NONE },
-    Mutation { name: "a release leaves a text", breaks: READABLE, is_common: true, request: malforms, ..Mutation::NONE },
+    Mutation {
+        name: "a release leaves a text",
+        breaks: READABLE,
+        is_common: true,
+        request: malforms,
+        ..Mutation::NONE
+    },
 ];
 
 /// Mistakes that the histories of each kind with one holder must catch.

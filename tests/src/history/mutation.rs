@@ -43,7 +43,13 @@ pub struct Mutation {
 impl Mutation {
     /// The mistakes in the protocol of the lock.
     pub const LOCK: [Self; 25] = [
-        Self { name: "no nonce check on refusal", breaks: ITSELF, is_common: true, answer: foreign_nonce, ..Self::NONE },
+        Self {
+            name: "no nonce check on refusal",
+            breaks: ITSELF,
+            is_common: true,
+            answer: foreign_nonce,
+            ..Self::NONE
+        },
         Self {
             name: "release without the owner check",
             breaks: OWNERS,
@@ -60,7 +66,13 @@ impl Mutation {
             answer: refused_release_succeeds,
             ..Self::NONE
         },
-        Self { name: "fence does not grow", breaks: FENCES, is_common: true, request: fence_stands_still, ..Self::NONE },
+        Self {
+            name: "fence does not grow",
+            breaks: FENCES,
+            is_common: true,
+            request: fence_stands_still,
+            ..Self::NONE
+        },
         Self {
             name: "TTL earlier than the lease's end",
             breaks: HOLDERS,
@@ -88,7 +100,12 @@ impl Mutation {
             request: |request| ignore(request, Purpose::Acquire, "withdrawn"),
             ..Self::NONE
         },
-        Self { name: "the next in line takes a held key", breaks: HOLDERS, request: turn_without_release, ..Self::NONE },
+        Self {
+            name: "the next in line takes a held key",
+            breaks: HOLDERS,
+            request: turn_without_release,
+            ..Self::NONE
+        },
         Self {
             name: "a ticket works twice",
             breaks: HOLDERS,

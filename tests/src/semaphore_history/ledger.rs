@@ -154,7 +154,10 @@ impl Observe for Ledger {
                 }
                 // A request that the network repeats although it was answered may take a permit for nobody.
                 if is_first && state.done.contains(&owner) {
-                    ledger.broke(&mut state, format!("{OWNERS}: {key} was taken again by {holder}, which had released it"));
+                    ledger.broke(
+                        &mut state,
+                        format!("{OWNERS}: {key} was taken again by {holder}, which had released it"),
+                    );
                 }
                 state.released.remove(&owner);
                 state.sequences.remove(&owner);
@@ -175,7 +178,8 @@ impl Observe for Ledger {
                 // A release sets none, because it removes the permit, and a mutation compares none.
                 let sequence = update.number("sequence").or_else(|| update.compared("sequence")).unwrap();
                 if state.sequences.insert(owner.clone(), sequence).is_some_and(|before| before >= sequence) {
-                    ledger.broke(&mut state, format!("{ORDER}: {key}: a {purpose:?} was applied after a later request"));
+                    ledger
+                        .broke(&mut state, format!("{ORDER}: {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
                     // The release of a withdrawal is not the last request of its owner.
@@ -514,7 +518,8 @@ impl Operation {
         let is_wrong =
             matches!(error.kind(), ErrorKind::TicketUsed | ErrorKind::TicketReleased | ErrorKind::TicketUnknown);
         if is_wrong && !self.is_superseded(&state, owner) {
-            self.ledger.broke(&mut state, format!("{ITSELF}: {} refused a ticket that nobody has used: {error}", self.name));
+            self.ledger
+                .broke(&mut state, format!("{ITSELF}: {} refused a ticket that nobody has used: {error}", self.name));
         }
         self.lost(&mut state, owner, end, error);
     }

@@ -40,7 +40,13 @@ pub const MUTATIONS: [Mutation; 21] = [
         ..Mutation::NONE
     },
     Mutation { name: "another's permit is released", breaks: OWNERS, request: releases_another, ..Mutation::NONE },
-    Mutation { name: "a fence repeats", breaks: FENCES, is_common: true, request: fence_stands_still, ..Mutation::NONE },
+    Mutation {
+        name: "a fence repeats",
+        breaks: FENCES,
+        is_common: true,
+        request: fence_stands_still,
+        ..Mutation::NONE
+    },
     Mutation { name: "clock skew not added", breaks: HOLDERS, first_seed: 18, request: no_skew, ..Mutation::NONE },
     Mutation { name: "no nonce check on refusal", breaks: ITSELF, answer: foreign_nonce, ..Mutation::NONE },
     Mutation {

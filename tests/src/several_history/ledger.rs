@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Error, ErrorKind, Holder, Lock, Lock};
+use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::{Value, json};
 
 use super::Counts;

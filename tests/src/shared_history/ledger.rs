@@ -19,7 +19,6 @@ use crate::history::operator::Judge;
 use crate::history::stage::Stage;
 use crate::request::{Purpose, Request, Write};
 use crate::semaphore_history::refused_with_room;
-use crate::several_history::Held;
 
 /// What a key is for an operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,12 +68,12 @@ struct Holding {
     kind: Kind,
     keys: Vec<String>,
     owner: String,
-    valid: Valid<Held>,
+    valid: Valid<Lock>,
 }
 
 impl Holding {
     fn is_valid(&self, now: SystemTime) -> bool {
-        self.valid.is_valid(now, Held::is_valid)
+        self.valid.is_valid(now, Lock::is_valid)
     }
 }
 
@@ -244,7 +243,10 @@ impl Judge for Ledger {
         let is_as_seen = state.fences.get(&of_owner).copied() == seen.fence();
         let is_of_owner = state.rows.get(key).is_some_and(|row| !row.is_semaphore && row.owner == of_owner.1);
         if is_as_seen && is_of_owner && !state.released.contains(&of_owner) && !state.freed.contains(&of_owner) {
-            self.broke(&mut state, format!("{FREED}: {key}: a release by force answered {is_freed}, and did not free it"));
+            self.broke(
+                &mut state,
+                format!("{FREED}: {key}: a release by force answered {is_freed}, and did not free it"),
+            );
         }
     }
 }
@@ -263,7 +265,7 @@ impl Operation {
         Self { name, kind, keys, ledger }
     }
 
-    pub(super) fn acquired(&self, held: &Arc<Held>) {
+    pub(super) fn acquired(&self, held: &Arc<Lock>) {
         let mut state = self.ledger.state();
         *match self.kind {
             Kind::Lock => &mut state.counts.locks,
@@ -283,7 +285,7 @@ impl Operation {
         Inside(self)
     }
 
-    fn hold(&self, state: &mut State, owner: &str, valid: Valid<Held>) {
+    fn hold(&self, state: &mut State, owner: &str, valid: Valid<Lock>) {
         self.ledger.log(state, &format!("{} has {:?} as {:?}", self.name, self.keys, self.kind));
         let (operation, kind, keys) = (self.name.clone(), self.kind, self.keys.clone());
         let own = Holding { operation, kind, keys, owner: owner.to_owned(), valid };
@@ -313,7 +315,9 @@ impl Operation {
         let is_permit = |kind| kind == Kind::Permit;
         let wrong = others.iter().find(|other| !is_permit(self.kind) || !is_permit(other.kind));
         let what = match wrong {
-            Some(other) => format!("{HOLDERS}: {} ({:?}) and {} ({:?})", self.name, self.kind, other.operation, other.kind),
+            Some(other) => {
+                format!("{HOLDERS}: {} ({:?}) and {} ({:?})", self.name, self.kind, other.operation, other.kind)
+            }
             None if others.len() >= PERMITS as usize => format!("{HOLDERS}: {} and {} others", self.name, others.len()),
             None => return,
         };
@@ -346,7 +350,7 @@ impl Operation {
         }
     }
 
-    pub(super) fn released(&self, held: &Held, answer: &Result<(), Error>) {
+    pub(super) fn released(&self, held: &Lock, answer: &Result<(), Error>) {
         let mut state = self.ledger.state();
         let what = answer.as_ref().map_or_else(ToString::to_string, |()| described(&Ok(())));
         self.ledger.log(&mut state, &format!("{} released {:?}: {what}", self.name, self.keys));

@@ -272,7 +272,7 @@ fn a_changed_turn_costs_time_and_no_guarantee() {
     });
 }
 
-fn turn_of<L>(attempt: Attempt<L>) -> Option<Turn> {
+fn turn_of(attempt: Attempt) -> Option<Turn> {
     match attempt {
         Attempt::Acquired(_) => None,
         Attempt::Waiting(turn) => Some(turn),

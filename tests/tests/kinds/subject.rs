@@ -6,9 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{
-    Acquire, Error, HandlerError, Idempotency, Lock, Locks, Run, Ticket, Wait, request_token,
-};
+use lambda_lock::{Acquire, Error, HandlerError, Idempotency, Lock, Locks, Run, Ticket, Wait, request_token};
 use lambda_lock_tests::Late;
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::sync::{mpsc, oneshot};

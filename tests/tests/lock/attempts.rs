@@ -237,7 +237,8 @@ async fn a_wait_in_several_processes_outlasts_their_deadlines() {
         sleep(next.delay()).await;
         turn = Some(through_json(&next));
     }
-    let error = locks.acquire(KEY).wait(Wait::in_turn().max_attempts(1)).attempt_in_turn(turn.clone()).await.unwrap_err();
+    let error =
+        locks.acquire(KEY).wait(Wait::in_turn().max_attempts(1)).attempt_in_turn(turn.clone()).await.unwrap_err();
     assert_eq!(error.attempts(), turn.unwrap().attempts() + 1);
     held.release().await.unwrap();
 }

@@ -108,7 +108,8 @@ impl Stage {
             from_value(turn).unwrap()
         });
         let acquire = self.locks.semaphore(KEY, situation.permits).acquire();
-        let attempt = acquire.attempt_in_turn(turn).await.unwrap_or_else(|error| panic!("{situation:?} {place:?}: {error}"));
+        let attempt =
+            acquire.attempt_in_turn(turn).await.unwrap_or_else(|error| panic!("{situation:?} {place:?}: {error}"));
         assert_eq!(self.now(), now);
         matches!(attempt, Attempt::Acquired(_))
     }

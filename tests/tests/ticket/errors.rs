@@ -162,7 +162,10 @@ async fn a_lock_that_was_released_gives_a_ticket_that_is_refused() {
     let world = World::new().await;
     let lock = acquired(&world).await;
     lock.release().await.unwrap();
-    assert_eq!(world.default_locks().resume(&lock.into_ticket().unwrap()).await.unwrap_err().kind(), ErrorKind::TicketReleased);
+    assert_eq!(
+        world.default_locks().resume(&lock.into_ticket().unwrap()).await.unwrap_err().kind(),
+        ErrorKind::TicketReleased
+    );
 }
 
 #[tokio::test]

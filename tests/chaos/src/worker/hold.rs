@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use fastrand::Rng;
-use lambda_lock::{Backoff, Error, Lock, Wait};
+use lambda_lock::{Backoff, Lock, Wait};
 use tokio::time::sleep;
 
 use super::{Kind, LOCKS, PERMITS, SETS, TICKETS, Worker, draw};
@@ -51,10 +51,7 @@ impl Worker {
         let Some(held) = self.acquire(op, &target, draw(random, 300..=900), random).await else {
             return sleep(draw(random, 0..=40)).await;
         };
-        if self.settings.kind == Kind::Locks
-            && random.u8(0..4) == 0
-            && target.keys.len() == 1
-        {
+        if self.settings.kind == Kind::Locks && random.u8(0..4) == 0 && target.keys.len() == 1 {
             self.write(op, &held).await;
         }
         let is_valid = self.hold(op, &held, random).await;

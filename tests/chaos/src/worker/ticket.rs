@@ -3,7 +3,7 @@
 use std::fs;
 
 use fastrand::Rng;
-use lambda_lock::Ticket;
+use lambda_lock::{Lock, Ticket};
 use tokio::time::sleep;
 
 use super::hold::{Target, has, millis};

@@ -98,7 +98,8 @@ impl Call {
         let (number, is_fallback) = (result % FALLBACK, result > FALLBACK);
         let index = usize::try_from(number).unwrap().wrapping_sub(1);
         let Some(ran) = state.runs.get(index).filter(|ran| ran.key == self.key) else {
-            let what = format!("{REPLIES}: {} got the result of run {number}, which {} did not have", self.name, self.key);
+            let what =
+                format!("{REPLIES}: {} got the result of run {number}, which {} did not have", self.name, self.key);
             return ledger.broke(&mut state, what);
         };
         let record = &state.records[&ran.owner];
@@ -115,8 +116,10 @@ impl Call {
         let began = if is_fallback { ran.ended } else { ran.outcome };
         let latest = began.map(|outcome| outcome + ledger.terms[&self.key].window + ledger.clock_skew);
         if !right {
-            ledger
-                .broke(&mut state, format!("{REPLIES}: {} got the result of run {number}, which had another one", self.name));
+            ledger.broke(
+                &mut state,
+                format!("{REPLIES}: {} got the result of run {number}, which had another one", self.name),
+            );
         }
         if run == Some(number) && !is_error {
             return;
