@@ -145,7 +145,8 @@ async fn a_record_without_time_after_its_wait_does_not_start() {
 #[tokio::test]
 async fn a_record_in_progress_elsewhere_stops_its_lane() {
     let (world, host, _, till) = environment().await;
-    let consumer = StreamConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
+    let at_once = by_payment(&world.locks(&host).build().unwrap()).wait(Duration::ZERO);
+    let consumer = StreamConsumer::new(at_once);
     let other = world.default_locks().acquire("orders#payment 2").lease(Duration::from_secs(30)).await.unwrap();
     let four = || records([("a", "Done"), ("a", "Done"), ("a", "Done"), ("b", "Done")]);
     assert_eq!(deliver(&consumer, &till, &host, four()).await.as_deref(), Some("2"));
