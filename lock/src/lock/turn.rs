@@ -10,7 +10,7 @@
 //! The prediction can fail: a hold takes much longer than the last ones, a clock is wrong, a waiter dies. Then the delays
 //! grow with the age of the hold, which is an exponential backoff.
 //!
-//! The constants are the result of a search by simulation, for the holds and the faults of the benchmark `contention`.
+//! `cargo bench --bench contention` shows what each constant is worth.
 
 use std::time::Duration;
 
@@ -23,72 +23,31 @@ use crate::row::{LeavesTo, Rank};
 const FIRST_DELAY: Duration = Duration::from_millis(25);
 /// How long a newcomer leaves a released key to the queue.
 const NEWCOMER_COURTESY: Duration = Duration::from_millis(20);
-/// The shortest and the longest delay of a waiter that sleeps elsewhere.
+/// The longest delay.
+pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// The shortest and the longest delay of a waiter that sleeps elsewhere. A handover between such waiters takes about the
+/// shortest: a sleep has whole seconds, and a process starts.
 const SHORTEST_ELSEWHERE: Duration = Duration::from_secs(1);
 const LONGEST_ELSEWHERE: Duration = Duration::from_mins(15);
-/// How long a handover takes between such waiters: a sleep has whole seconds, and a process starts.
-const HANDOVER_ELSEWHERE: f64 = 1000.0;
-/// While a hold lasts longer than the mean: the first delay in deviations, and the later ones in times since the mean.
-const STEP_ELSEWHERE: f64 = 0.25;
-const GROWTH_ELSEWHERE: f64 = 0.5;
-/// While holds are unknown: the first delay of the next in line, which grows with the age of the hold, and the longest one,
-/// which is that of the waiters behind it, and grows in ages of the hold.
-const FIRST_ELSEWHERE: f64 = 5000.0;
-const LOOK_ELSEWHERE: f64 = 30_000.0;
-const LATER_LOOKS_ELSEWHERE: f64 = 0.05;
-/// The longest delay, as a time and in milliseconds.
-pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
-const CAP: f64 = 5000.0;
 /// How often a waiter is given a place: again after its row was deleted.
 const MAX_JOINS: u32 = 3;
 /// The longest delay after a conflict with a transaction, and after a join that failed. It doubles with each one: a conflict
 /// ends soon, throttling may not.
-const AGAIN: f64 = 5.0;
+const AGAIN: Duration = Duration::from_millis(5);
+/// How much earlier than the mean hold the next in line asks first, in deviations. Waiters farther back wake earlier by it,
+/// too: the deviations of the holds ahead add up as those of independent times do.
+const EARLY: f64 = 0.5;
+/// The time until the next in line asks again, in deviations.
+const STEP: f64 = 0.5;
+/// The delay in ages of a hold whose end cannot be predicted.
+const GROWTH: f64 = 0.45;
+/// How much longer that delay is for each waiter ahead, and for the first waiters of a key whose holds are unknown.
+const GROWTH_BEHIND: f64 = 1.0;
+/// A waiter who is alone asks once more before the lease ends while the hold is younger than this share of its time.
+const YOUNG: f64 = 0.05;
 
-/// A moment, in round trips.
-const MOMENT: f64 = 0.85;
-/// The time from the end of a hold to the start of the next, in round trips, and how much longer it is for variable holds.
-const HANDOVER: f64 = 0.35;
-const HANDOVER_IF_VARIABLE: f64 = 1.2;
-/// How much earlier than the mean hold the next in line asks first, in deviations: with nobody behind it, and otherwise for
-/// holds that do not vary, and how much more for those that do.
-const EARLY_ALONE: f64 = 0.8;
-const EARLY: f64 = 0.3;
-const EARLY_IF_VARIABLE: f64 = 0.7;
-/// How much later it asks for each round trip in a deviation, down to one deviation after the mean: an attempt that is too
-/// early costs a round trip.
-const LATER: f64 = 0.5;
-/// The time until it asks again, in deviations, and how much shorter that is for holds that vary much.
-const STEP: f64 = 0.72;
-const STEP_SHORTER: f64 = 1.15;
-/// How much of the time since the mean hold it lets pass at least: a hold that is late by more is asked for less often.
-const LATENESS: f64 = 0.2;
-/// How much later than the mean hold the second in line asks, in deviations.
-const SECOND: f64 = 1.15;
-/// How much earlier than two mean holds it asks at least, in deviations. The hold of the next in line may be short.
-const SECOND_EARLY: f64 = 1.3;
-/// How much earlier than its turn a waiter farther back asks, in deviations of the holds ahead: for holds that vary much, and
-/// how much less for others.
-const WAKE_EARLY: f64 = 0.4;
-const WAKE_EARLY_IF_VARIABLE: f64 = 1.2;
-/// How early a waiter with so many ahead looks again after the first hold, as a share of the turns ahead.
-const FIRST_LOOK: f64 = 0.25;
-const FAR: f64 = 6.0;
-/// The delay in ages of a hold if no hold time is known, and how much longer it is for each waiter ahead.
-const GROWTH: f64 = 1.5;
-const GROWTH_PER_WAITER: f64 = 0.8;
-/// The same for a permit that was just taken, and how much longer it is for each millisecond of its age. Several waiters ask
-/// for permits at the same time, and newcomers may know the hold time before.
-const GROWTH_OF_PERMITS: f64 = 0.3;
-const GROWTH_OF_PERMITS_WITH_AGE: f64 = 0.0004;
-/// The delay of the next in line in ages of a hold that takes much longer than recent ones. The waiters behind it leave the
-/// key to it for longer than that.
-const GROWTH_IF_LATE: f64 = 0.5;
-const COURTESY_IF_LATE: f64 = 0.6;
 /// When a hold that takes much longer than recent ones is expected to end, beside others.
 const LATE: f64 = 1e12;
-/// In milliseconds.
-const LONGEST_COURTESY_IF_LATE: f64 = 1000.0;
 
 /// A waiter's knowledge of the key.
 #[derive(Clone, Debug)]
@@ -217,23 +176,14 @@ impl KeyTurn {
         let Target { hold, ahead } = self.target(seen, now);
         let left_of_lease = (count(hold.until) - ms(now.wall)).max(0.0);
         let (age, known) = (self.age(&hold, now), seen.queue.hold_time.map(in_ms));
-        let delay = if let Some((mean, deviation)) = known {
-            let left = if hold.released {
-                left_of_lease
-            } else if is_late(age, mean, deviation) {
-                (age * GROWTH_IF_LATE).min(left_of_lease)
-            } else if age < mean {
-                (mean - age).min(left_of_lease)
-            } else {
-                let overdue = (age - mean) * GROWTH_ELSEWHERE;
-                overdue.max(deviation * STEP_ELSEWHERE).min(left_of_lease)
-            };
-            left + count(ahead) * (mean + HANDOVER_ELSEWHERE)
-        } else {
-            let look = LOOK_ELSEWHERE.max(age * LATER_LOOKS_ELSEWHERE);
-            let delay = if ahead == 0 { (age * GROWTH_ELSEWHERE).clamp(FIRST_ELSEWHERE, look) } else { look };
-            delay.min(left_of_lease)
+        let left = match known {
+            _ if hold.released => left_of_lease,
+            Some((mean, deviation)) if !is_late(age, mean, deviation) && age < mean => (mean - age).min(left_of_lease),
+            Some((mean, deviation)) if !is_late(age, mean, deviation) => ((age - mean) * GROWTH).min(left_of_lease),
+            _ => (age * GROWTH).min(left_of_lease),
         };
+        let turn = known.map_or(0.0, |(mean, _)| mean) + ms(SHORTEST_ELSEWHERE);
+        let delay = left + count(ahead) * turn;
         elsewhere(in_time(delay))
     }
 
@@ -365,7 +315,7 @@ impl KeyTurn {
         if self.place.is_none() && !is_known {
             return (Action::BackOff, Duration::ZERO);
         }
-        let delay = self.delay(seen, self.target(seen, now), now, random).min(CAP);
+        let delay = self.delay(seen, self.target(seen, now), now, random).min(ms(LONGEST_DELAY));
         (Action::Ask, in_time(delay))
     }
 
@@ -440,7 +390,7 @@ impl KeyTurn {
                 0 if self.place <= Some(seen.queue.head) => 1.0,
                 0 => moment,
                 1 => after_courtesy,
-                _ => behind.max(after_courtesy).min(CAP / 2.0),
+                _ => behind.max(after_courtesy).min(ms(LONGEST_DELAY) / 2.0),
             };
         }
         if hold.released {
@@ -448,32 +398,29 @@ impl KeyTurn {
             return left_of_lease + behind;
         }
         let age = self.age(&hold, now);
-        let growth = if self.capacity > 1 { GROWTH_OF_PERMITS + GROWTH_OF_PERMITS_WITH_AGE * age } else { GROWTH };
-        let growth = growth.min(GROWTH);
+        let jitter = 0.85 + 0.3 * random;
         let delay = match seen.queue.hold_time.map(in_ms) {
             Some((mean, deviation)) if !is_late(age, mean, deviation) => {
-                let again = step(mean, deviation).max(moment / 2.0).max(LATENESS * (age - mean));
-                let early = EARLY + EARLY_IF_VARIABLE * deviation / mean.max(1.0);
-                let early = if seen.waiters <= 1 { EARLY_ALONE } else { early.min(EARLY_ALONE) };
-                let early = (early - LATER * self.round_trip() / deviation.max(0.01)).max(-1.0);
-                let delay = if ahead == 0 {
-                    until(mean - early * deviation, age).unwrap_or(again)
-                } else if ahead == 1 {
-                    let check = (mean + SECOND * deviation).min(2.0 * mean - SECOND_EARLY * deviation);
-                    until(check, age).unwrap_or(again) + moment
-                } else {
-                    until(mean, age).unwrap_or((age - mean).max(moment)) + behind
+                let again = (STEP * deviation).max(moment / 2.0).max(GROWTH * (age - mean) / 2.0);
+                // An attempt that is too early costs a round trip.
+                let first = mean + (self.round_trip() / 2.0 - EARLY * deviation).min(deviation);
+                let delay = match ahead {
+                    0 => until(first, age).unwrap_or(again),
+                    // In case the next in line is gone.
+                    1 => until((mean + deviation).min(2.0 * mean - deviation), age).unwrap_or(again) + moment,
+                    _ => until(mean, age).unwrap_or((age - mean).max(moment)) + behind,
                 };
                 (delay + 0.1 * random * self.round_trip()).max(1.0)
             }
-            // Alone, and the lease ends soon: at most two attempts before it.
-            _ if seen.waiters <= 1 && left_of_lease <= CAP => {
+            // The lease ends soon.
+            _ if seen.waiters <= 1 && left_of_lease <= ms(LONGEST_DELAY) => {
                 let end = age + left_of_lease;
-                let next = if age < end / 20.0 { (age * end).sqrt() } else { end };
+                let next = if age < YOUNG * end { (age * end).sqrt() } else { end };
                 (next - age).max(moment)
             }
-            Some(_) => (age * GROWTH_IF_LATE * (0.85 + 0.3 * random)).max(moment) + behind,
-            None => (age * (growth + GROWTH_PER_WAITER * count(ahead)) * (0.85 + 0.3 * random)).max(moment),
+            Some(_) => (age * GROWTH * jitter).max(moment) + behind,
+            None if self.capacity > 1 => (age * (GROWTH + GROWTH_BEHIND * count(ahead)) * jitter).max(moment),
+            None => (age * (GROWTH + GROWTH_BEHIND * count(ahead + 1)) * jitter).max(moment),
         };
         delay.min(left_of_lease + behind + random)
     }
@@ -485,15 +432,8 @@ impl KeyTurn {
         if ahead <= 1.0 {
             return ahead * moment;
         }
-        let variability = deviation / mean.max(1.0);
-        let handover = (HANDOVER + HANDOVER_IF_VARIABLE * variability) * self.round_trip();
-        let turns = (ahead - 1.0) * (mean + handover);
-        // One hold may have been exceptional, such as that of a cold start.
-        if hold_time.is_some_and(|hold| hold.deviation.is_none()) && ahead >= FAR {
-            return moment + turns * FIRST_LOOK;
-        }
-        let early = WAKE_EARLY.min(WAKE_EARLY_IF_VARIABLE * variability);
-        (moment + turns - early * ahead.sqrt() * deviation).max(2.0 * moment)
+        let turns = (ahead - 1.0) * (mean + self.round_trip() / 2.0);
+        (moment + turns - EARLY * ahead.sqrt() * deviation).max(2.0 * moment)
     }
 
     /// Returns the age of the hold. The clock of its host may be wrong, so what this waiter has seen limits it.
@@ -509,15 +449,16 @@ impl KeyTurn {
             let (mean, deviation) = seen.queue.hold_time.map(in_ms)?;
             // The hold of now may be another one.
             let age = self.age(&self.target(seen, seen.at).hold, seen.at);
-            let late = if is_late(age, mean, deviation) { COURTESY_IF_LATE * age } else { 0.0 };
-            let late = late.min(LONGEST_COURTESY_IF_LATE);
-            Some(late.max(step(mean, deviation) + 2.0 * self.moment()))
+            // The longest delay of the next in line, which is behind a hold that is late.
+            let late =
+                if is_late(age, mean, deviation) { (1.2 * GROWTH * age).min(ms(LONGEST_DELAY) / 5.0) } else { 0.0 };
+            Some(late.max(STEP * deviation + 2.0 * self.moment()))
         });
-        courtesy.unwrap_or_default().max(4.0 * self.moment()).min(CAP / 2.0)
+        courtesy.unwrap_or_default().max(4.0 * self.moment()).min(ms(LONGEST_DELAY) / 2.0)
     }
 
     fn moment(&self) -> f64 {
-        (MOMENT * self.round_trip()).max(1.0)
+        self.round_trip()
     }
 
     /// Returns the time of a request. When many waiters come at once, their first requests take long: a part of the hold,
@@ -530,18 +471,13 @@ impl KeyTurn {
 
 /// Returns the delay after so many failures in a row.
 pub(super) fn after_failures(failures: u32, random: f64) -> Duration {
-    let longest = AGAIN * f64::exp2(failures.saturating_sub(1).min(16).into());
-    Duration::from_secs_f64(longest.min(CAP) * random / 1000.0)
+    let longest = AGAIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    longest.min(LONGEST_DELAY).mul_f64(random)
 }
 
 /// Returns `true` if a hold of this age takes too long to predict its end.
 fn is_late(age: f64, mean: f64, deviation: f64) -> bool {
     age > 2.0 * mean + 4.0 * deviation
-}
-
-/// Returns the time between two attempts of the next in line.
-fn step(mean: f64, deviation: f64) -> f64 {
-    STEP * deviation * (1.0 - STEP_SHORTER * deviation / mean.max(1.0)).max(0.6)
 }
 
 /// Returns the time from `age` until a hold of this age, if that is ahead.
