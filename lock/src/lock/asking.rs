@@ -5,9 +5,7 @@ use std::time::Duration;
 use super::acquire::Acquire;
 use super::attempt::Turn;
 use super::held::Grant;
-use super::turn::{self, Memory};
-use super::turns::{Step as InTurn, Turns};
-use super::wait::Waiting;
+use super::wait::{self, Memory, Step as InTurn, Turns, Waiting};
 use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::Holder;
@@ -485,7 +483,7 @@ impl<'a> Asking<'a> {
         let is_held = self.refusal.as_ref().is_some_and(|error| error.holder().is_some());
         let delay = match self.turns.as_ref().filter(|turns| turns.has_place() && is_held) {
             Some(turns) => turns.delay_elsewhere(now),
-            None => turn::elsewhere(delay),
+            None => wait::elsewhere(delay),
         };
         let (delay, _) = self.delays.limit(delay, now.since(self.started));
         let memories = self.turns.iter().flat_map(Turns::memories).chain(std::iter::repeat_with(Memory::default));

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::held::Lock;
-use super::turn::Memory;
+use super::wait::Memory;
 use crate::clock::millis_up;
 use crate::error::Error;
 use crate::row::{Table, is_same_table};
@@ -135,7 +135,7 @@ mod format {
     use serde::{Deserialize, Serialize};
 
     use super::Turn;
-    use crate::lock::turn::Memory;
+    use crate::lock::wait::Memory;
 
     const VERSION: u64 = 1;
     /// The end of the year 9999.

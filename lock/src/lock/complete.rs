@@ -5,7 +5,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use tracing::Instrument;
 
-use super::backoff::Backoff;
+use super::wait::Backoff;
 use super::held::{BackgroundRequest, Lock, Phase};
 use crate::error::{Cause, Error};
 use crate::row::{Completed, Outcome};

@@ -3,7 +3,6 @@
 mod acquire;
 pub(crate) mod asking;
 mod attempt;
-mod backoff;
 mod complete;
 mod held;
 mod identity;
@@ -13,8 +12,6 @@ mod running;
 mod semaphore;
 mod telemetry;
 mod ticket;
-mod turn;
-mod turns;
 mod wait;
 
 pub use acquire::Acquire;
@@ -22,7 +19,6 @@ pub use acquire::Acquire;
 pub(crate) use acquire::hold;
 pub(crate) use acquire::{AroundPause, Begun, in_time_to_answer, until_overrun};
 pub use attempt::{Attempt, Turn};
-pub use backoff::{Backoff, Jitter};
 #[cfg(feature = "model")]
 pub(crate) use held::Continuation;
 pub use held::Lock;
@@ -30,4 +26,4 @@ pub use locks::{Locks, LocksBuilder};
 pub use semaphore::Semaphore;
 pub(crate) use telemetry::{log_refusal, record_refusal};
 pub use ticket::Ticket;
-pub use wait::Wait;
+pub use wait::{Backoff, Jitter, Wait};

@@ -98,7 +98,7 @@ impl Backoff {
         self
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         for (what, delay) in [("base of the backoff", self.base), ("cap of the backoff", self.cap)] {
             check_duration(what, delay, Duration::from_millis(1), DAY)?;
         }
@@ -114,21 +114,21 @@ impl Backoff {
     }
 
     /// Starts with the first delay.
-    pub(super) fn delays(self) -> Delays {
+    pub(crate) fn delays(self) -> Delays {
         Delays { backoff: self, exponential: self.base }
     }
 }
 
 /// The delays of one wait, one after the other.
 #[derive(Clone, Debug)]
-pub(super) struct Delays {
+pub(crate) struct Delays {
     backoff: Backoff,
     exponential: Duration,
 }
 
 impl Delays {
     /// Leaves out so many delays, which another process has slept.
-    pub(super) fn skip(&mut self, delays: u32) {
+    pub(crate) fn skip(&mut self, delays: u32) {
         for _ in 0..delays.min(MAX_SKIPPED) {
             self.next(None);
         }
@@ -136,7 +136,7 @@ impl Delays {
 
     /// Returns the delay before the next attempt. `holder_remaining` is the time that is left of the holder's lease, if
     /// there is a holder.
-    pub(super) fn next(&mut self, holder_remaining: Option<Duration>) -> Duration {
+    pub(crate) fn next(&mut self, holder_remaining: Option<Duration>) -> Duration {
         let backoff = self.backoff;
         let exponential = self.exponential.min(backoff.cap);
         self.exponential = times(exponential, backoff.factor.max(1.0));

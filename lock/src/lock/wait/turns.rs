@@ -17,7 +17,7 @@ use crate::row::{LeavesTo, Rank};
 
 /// What a waiter knows of its keys.
 #[derive(Clone, Debug)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     /// In the order of the keys.
     each: Vec<KeyTurn>,
     /// The keys that have refused the last attempt.
@@ -44,7 +44,7 @@ struct Reserved {
 
 /// The next step of a waiter.
 #[derive(Debug, PartialEq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     Ask(Duration),
     /// To take a place with these keys.
     Join {
@@ -62,7 +62,7 @@ pub(super) enum Step {
 
 impl Turns {
     /// Creates the turns of a waiter for so many keys, each of which so many owners can have at a time.
-    pub(super) fn new(capacity: u32, keys: usize) -> Self {
+    pub(crate) fn new(capacity: u32, keys: usize) -> Self {
         Self {
             each: (0..keys).map(|_| KeyTurn::new(capacity)).collect(),
             refusing: Vec::new(),
@@ -77,7 +77,7 @@ impl Turns {
     /// Continues the turns of a waiter that sleeps elsewhere.
     ///
     /// It reserves nothing: its next attempt is another owner's, and comes late.
-    pub(super) fn elsewhere<'a>(
+    pub(crate) fn elsewhere<'a>(
         capacity: u32,
         keys: usize,
         memories: impl Iterator<Item = &'a Memory>,
@@ -91,19 +91,19 @@ impl Turns {
     }
 
     /// Returns what a waiter takes along to its next attempt, in the order of the keys.
-    pub(super) fn memories(&self) -> impl Iterator<Item = Memory> {
+    pub(crate) fn memories(&self) -> impl Iterator<Item = Memory> {
         self.each.iter().map(KeyTurn::memory)
     }
 
     /// Returns the delay before the next attempt of a waiter that sleeps elsewhere: until the last key that refused it should
     /// be its.
-    pub(super) fn delay_elsewhere(&self, now: Moment) -> Duration {
+    pub(crate) fn delay_elsewhere(&self, now: Moment) -> Duration {
         self.refusing.iter().map(|index| self.each[*index].delay_elsewhere(now)).max().unwrap_or_default()
     }
 
     /// Takes note of a refused attempt of `owner` that took `round_trip`, with the index and the holder of each key that
     /// refused it.
-    pub(super) fn see<'a>(
+    pub(crate) fn see<'a>(
         &mut self,
         refused: impl Iterator<Item = (usize, &'a Holder)>,
         owner: &str,
@@ -129,25 +129,25 @@ impl Turns {
     }
 
     /// Takes note of a place that this waiter was given with this key, and of the row.
-    pub(super) fn joined(&mut self, index: usize, place: u64, holder: &Holder, now: Moment, round_trip: Duration) {
+    pub(crate) fn joined(&mut self, index: usize, place: u64, holder: &Holder, now: Moment, round_trip: Duration) {
         self.each[index].joined(place);
         self.each[index].see(holder, None, now, round_trip);
     }
 
     /// Takes note of a join that failed. Returns the delay before this waiter asks, and joins again if it is refused.
-    pub(super) fn join_failed(&mut self, index: usize, random: f64) -> Duration {
+    pub(crate) fn join_failed(&mut self, index: usize, random: f64) -> Duration {
         self.each[index].join_failed(random)
     }
 
     /// Takes note of an attempt that conflicted with a transaction. Returns the delay before the next one. It is shorter than
     /// that of plain backoff, because this may be the waiter's turn.
-    pub(super) fn conflicted(&mut self, random: f64) -> Duration {
+    pub(crate) fn conflicted(&mut self, random: f64) -> Duration {
         self.conflicts += 1;
         after_failures(self.conflicts, random)
     }
 
     /// Takes note of a reservation for this time, or of one that failed.
-    pub(super) fn reserved(&mut self, is_reserved: bool, time: Duration, sent: Moment, answered: Moment) {
+    pub(crate) fn reserved(&mut self, is_reserved: bool, time: Duration, sent: Moment, answered: Moment) {
         let (until, again) =
             (if is_reserved { time } else { Duration::ZERO }, if is_reserved { 2 * time } else { time });
         let at = |moment: Moment, time| millis(moment.wall.saturating_add(time));
@@ -156,28 +156,28 @@ impl Turns {
     }
 
     /// Returns by how much a request of this time took longer than the fastest one.
-    pub(super) fn excess(&self, round_trip: Duration) -> Duration {
+    pub(crate) fn excess(&self, round_trip: Duration) -> Duration {
         self.each.iter().map(|turn| turn.excess(round_trip)).max().unwrap_or_default()
     }
 
     /// Returns `true` if this waiter has a place in a queue.
-    pub(super) fn has_place(&self) -> bool {
+    pub(crate) fn has_place(&self) -> bool {
         self.each.iter().any(KeyTurn::has_place)
     }
 
     /// Returns `true` if the keys that refused the last attempt, or permits of theirs, were free then.
-    pub(super) fn is_free(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         self.refusing.iter().all(|index| self.each[*index].is_free())
     }
 
     /// Returns the queue of a key, as it was seen last.
-    pub(super) fn queue(&self, index: usize) -> Queue {
+    pub(crate) fn queue(&self, index: usize) -> Queue {
         self.each[index].queue()
     }
 
     /// Returns the rank of the next attempt for each key. The last attempt, and a waiter that takes no place, leave the keys
     /// to nobody.
-    pub(super) fn ranks(&self, takes_place: bool, is_last: bool, now: Moment) -> Vec<Rank> {
+    pub(crate) fn ranks(&self, takes_place: bool, is_last: bool, now: Moment) -> Vec<Rank> {
         let has_reserved = self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.until);
         let rank = |turn: &KeyTurn| match turn.rank(takes_place) {
             _ if is_last => Rank { has_reserved, ..Rank::default() },
@@ -188,7 +188,7 @@ impl Turns {
     }
 
     /// Returns the next step after a refusal. `random` is between 0 and 1.
-    pub(super) fn next(&self, now: Moment, takes_place: bool, random: f64) -> Step {
+    pub(crate) fn next(&self, now: Moment, takes_place: bool, random: f64) -> Step {
         let (mut joins, mut until_join, mut until_turn) = (Vec::new(), Duration::ZERO, Duration::ZERO);
         for index in self.with_queues() {
             match self.each[index].next(now, takes_place, random) {

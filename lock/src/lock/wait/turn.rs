@@ -24,7 +24,7 @@ const FIRST_DELAY: Duration = Duration::from_millis(25);
 /// How long a newcomer leaves a released key to the queue.
 const NEWCOMER_COURTESY: Duration = Duration::from_millis(20);
 /// The longest delay.
-pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
+pub(crate) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// The shortest and the longest delay of a waiter that sleeps elsewhere. A handover between such waiters takes about the
 /// shortest: a sleep has whole seconds, and a process starts.
 const SHORTEST_ELSEWHERE: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ const LATE: f64 = 1e12;
 
 /// A waiter's knowledge of the key.
 #[derive(Clone, Debug)]
-pub(super) struct KeyTurn {
+pub(crate) struct KeyTurn {
     /// How many owners can have the key at a time.
     capacity: u64,
     place: Option<u64>,
@@ -90,23 +90,23 @@ struct Hold {
 /// What a waiter takes along to its next attempt, in another process. Times are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(default))]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
-    pub(super) place: Option<u64>,
-    pub(super) joins: u32,
+    pub(crate) place: Option<u64>,
+    pub(crate) joins: u32,
     /// The queue as it was seen last.
-    pub(super) head: Option<u64>,
-    pub(super) tail: Option<u64>,
-    pub(super) tail_until: Option<u64>,
+    pub(crate) head: Option<u64>,
+    pub(crate) tail: Option<u64>,
+    pub(crate) tail_until: Option<u64>,
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
-    pub(super) hold: Option<u64>,
+    pub(crate) hold: Option<u64>,
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
-    pub(super) hold_deviation: Option<u64>,
+    pub(crate) hold_deviation: Option<u64>,
     /// The acquisition that was seen last, and when it was first seen.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
-    pub(super) fence: Option<u64>,
+    pub(crate) fence: Option<u64>,
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
-    pub(super) seen: Option<u64>,
+    pub(crate) seen: Option<u64>,
 }
 
 /// What a waiter waits for.
@@ -119,7 +119,7 @@ struct Target {
 
 /// The next step of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Action {
+pub(crate) enum Action {
     Ask,
     Join,
     /// Nothing can be predicted.
@@ -128,12 +128,12 @@ pub(super) enum Action {
 
 impl KeyTurn {
     /// Creates the turn of a waiter for what so many owners can have at a time.
-    pub(super) fn new(capacity: u32) -> Self {
+    pub(crate) fn new(capacity: u32) -> Self {
         Self { capacity: capacity.into(), place: None, joins: 0, failed_joins: 0, round_trip: None, seen: None }
     }
 
     /// Continues the turn of a waiter in another process.
-    pub(super) fn remember(capacity: u32, memory: &Memory, now: Moment) -> Self {
+    pub(crate) fn remember(capacity: u32, memory: &Memory, now: Moment) -> Self {
         let Memory { place, joins, head, tail, tail_until, hold, hold_deviation, fence, seen } = *memory;
         let time = Duration::from_millis;
         let queue = Queue {
@@ -153,7 +153,7 @@ impl KeyTurn {
     }
 
     /// Returns what to take along.
-    pub(super) fn memory(&self) -> Memory {
+    pub(crate) fn memory(&self) -> Memory {
         let Some(seen) = &self.seen else { return Memory::default() };
         let (hold, time) = (seen.holds.first(), |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         Memory {
@@ -171,7 +171,7 @@ impl KeyTurn {
 
     /// Returns the delay before the next attempt of a waiter that sleeps elsewhere, where each attempt costs much: until it
     /// is its turn, if all waiters ahead have theirs.
-    pub(super) fn delay_elsewhere(&self, now: Moment) -> Duration {
+    pub(crate) fn delay_elsewhere(&self, now: Moment) -> Duration {
         let Some(seen) = &self.seen else { return SHORTEST_ELSEWHERE };
         let Target { hold, ahead } = self.target(seen, now);
         let left_of_lease = (count(hold.until) - ms(now.wall)).max(0.0);
@@ -189,7 +189,7 @@ impl KeyTurn {
 
     /// Takes note of an answer to a request that took `round_trip`. `reserved_until` is how long the key is reserved for
     /// another waiter.
-    pub(super) fn see(&mut self, holder: &Holder, reserved_until: Option<u64>, now: Moment, round_trip: Duration) {
+    pub(crate) fn see(&mut self, holder: &Holder, reserved_until: Option<u64>, now: Moment, round_trip: Duration) {
         self.round_trip = Some(self.round_trip.map_or(round_trip, |shortest| shortest.min(round_trip)));
         let before = self.seen.take();
         let hold = |holder: &Holder| {
@@ -226,12 +226,12 @@ impl KeyTurn {
     }
 
     /// Returns by how much a request of this time took longer than the fastest one.
-    pub(super) fn excess(&self, round_trip: Duration) -> Duration {
+    pub(crate) fn excess(&self, round_trip: Duration) -> Duration {
         self.round_trip.map_or(Duration::ZERO, |shortest| round_trip.saturating_sub(shortest))
     }
 
     /// Takes note of a place that this waiter was given.
-    pub(super) fn joined(&mut self, place: u64) {
+    pub(crate) fn joined(&mut self, place: u64) {
         self.place = Some(place);
         self.joins += 1;
         self.failed_joins = 0;
@@ -241,29 +241,29 @@ impl KeyTurn {
     ///
     /// A join without an answer may have taken a place, which nobody fills then. It delays the waiters behind it as a waiter
     /// that has died does: by the moment that the next in line is left alone, until one of them is served.
-    pub(super) fn join_failed(&mut self, random: f64) -> Duration {
+    pub(crate) fn join_failed(&mut self, random: f64) -> Duration {
         self.failed_joins += 1;
         after_failures(self.failed_joins, random)
     }
 
     /// Returns `true` if this waiter has a place in the queue.
-    pub(super) fn has_place(&self) -> bool {
+    pub(crate) fn has_place(&self) -> bool {
         self.place.is_some()
     }
 
     /// Returns `true` if somebody has a place in the queue.
-    pub(super) fn has_waiters(&self) -> bool {
+    pub(crate) fn has_waiters(&self) -> bool {
         self.seen.as_ref().is_some_and(|seen| seen.waiters > 0)
     }
 
     /// Returns how many waiters are ahead of this one.
-    pub(super) fn ahead(&self) -> u64 {
+    pub(crate) fn ahead(&self) -> u64 {
         let head = self.seen.as_ref().map_or(0, |seen| seen.queue.head);
         self.place.map_or(0, |place| place.saturating_sub(head).saturating_sub(1))
     }
 
     /// Returns `true` if the key, or a permit, was free when it was last seen.
-    pub(super) fn is_free(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         self.seen.as_ref().is_some_and(|seen| seen.free > 0)
     }
 
@@ -302,7 +302,7 @@ impl KeyTurn {
     }
 
     /// Returns the next step, and the delay before it. `random` is between 0 and 1.
-    pub(super) fn next(&self, now: Moment, takes_place: bool, random: f64) -> (Action, Duration) {
+    pub(crate) fn next(&self, now: Moment, takes_place: bool, random: f64) -> (Action, Duration) {
         let Some(seen) = &self.seen else { return (Action::BackOff, Duration::ZERO) };
         let is_known = seen.queue.hold_time.is_some();
         if self.place.is_none() && takes_place {
@@ -320,7 +320,7 @@ impl KeyTurn {
     }
 
     /// Returns the rank of the next attempt. A waiter that takes no place leaves the key to nobody.
-    pub(super) fn rank(&self, takes_place: bool) -> Rank {
+    pub(crate) fn rank(&self, takes_place: bool) -> Rank {
         let moment = Duration::from_secs_f64(self.courtesy_time() / 1000.0);
         let leaves_to = match self.place {
             _ if !takes_place => LeavesTo::Nobody,
@@ -340,7 +340,7 @@ impl KeyTurn {
     }
 
     /// Returns how long the hold of this moment should still take, if that can be predicted and this waiter is the next one.
-    pub(super) fn until_its_turn(&self, now: Moment) -> Option<Duration> {
+    pub(crate) fn until_its_turn(&self, now: Moment) -> Option<Duration> {
         let seen = self.seen.as_ref()?;
         let Target { hold, ahead: 0 } = self.target(seen, now) else { return None };
         self.place?;
@@ -357,22 +357,22 @@ impl KeyTurn {
         Some(in_time(left))
     }
 
-    pub(super) fn queue(&self) -> Queue {
+    pub(crate) fn queue(&self) -> Queue {
         self.seen.as_ref().map(|seen| seen.queue).unwrap_or_default()
     }
 
     /// Returns how long a hold takes and how much that varies, if it is known.
-    pub(super) fn hold_time(&self) -> Option<HoldTime> {
+    pub(crate) fn hold_time(&self) -> Option<HoldTime> {
         self.seen.as_ref()?.queue.hold_time
     }
 
     /// Returns how long the next in line may take to ask.
-    pub(super) fn courtesy(&self) -> Duration {
+    pub(crate) fn courtesy(&self) -> Duration {
         in_time(self.courtesy_time())
     }
 
     /// Returns `true` if the row of the key was seen.
-    pub(super) fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         self.seen.is_some()
     }
 
@@ -470,7 +470,7 @@ impl KeyTurn {
 }
 
 /// Returns the delay after so many failures in a row.
-pub(super) fn after_failures(failures: u32, random: f64) -> Duration {
+pub(crate) fn after_failures(failures: u32, random: f64) -> Duration {
     let longest = AGAIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
     longest.min(LONGEST_DELAY).mul_f64(random)
 }
@@ -490,7 +490,7 @@ fn in_ms(hold_time: HoldTime) -> (f64, f64) {
 }
 
 /// Limits a delay to what a waiter that sleeps elsewhere sleeps.
-pub(super) fn elsewhere(delay: Duration) -> Duration {
+pub(crate) fn elsewhere(delay: Duration) -> Duration {
     delay.clamp(SHORTEST_ELSEWHERE, LONGEST_ELSEWHERE)
 }
 

@@ -1,8 +1,20 @@
 //! How an acquire waits for a contended key, and for how long.
+//!
+//! | | |
+//! | --- | --- |
+//! | `turn` | what a waiter knows of one key, and when it asks next: all constants |
+//! | `turns` | the same for each of several keys, and reservations |
+//! | `backoff` | the delays of a waiter that takes no turns |
+
+mod backoff;
+mod turn;
+mod turns;
 
 use std::time::Duration;
 
-use super::backoff::{self, Backoff};
+pub use self::backoff::{Backoff, Jitter};
+pub(crate) use self::turn::{Memory, elsewhere};
+pub(crate) use self::turns::{Step, Turns};
 use crate::error::Error;
 
 /// How an acquire waits for a contended key: in turn, or with plain backoff, and for how long.
@@ -85,11 +97,11 @@ impl Wait {
         !self.budget.is_zero() && self.max_attempts > 1
     }
 
-    pub(super) fn takes_turns(&self) -> bool {
+    pub(crate) fn takes_turns(&self) -> bool {
         self.order == Order::InTurn && self.is_repeated()
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         match self.order {
             Order::Random(backoff) if !self.budget.is_zero() => backoff.check(),
             _ => Ok(()),
@@ -113,7 +125,7 @@ impl From<Backoff> for Wait {
 
 /// The state of one wait, or of an acquire that does not wait.
 #[derive(Clone, Debug)]
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     delays: backoff::Delays,
     budget: Duration,
     max_attempts: u32,
@@ -122,7 +134,7 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// Starts a wait that ends with its budget, or after `limit` if that is earlier. No wait is one attempt.
-    pub(super) fn start(wait: Option<Wait>, limit: Option<Duration>) -> Self {
+    pub(crate) fn start(wait: Option<Wait>, limit: Option<Duration>) -> Self {
         let wait = wait.unwrap_or(Wait { budget: Duration::ZERO, max_attempts: 1, ..Wait::in_turn() });
         let backoff = match wait.order {
             Order::InTurn => Backoff::new(),
@@ -137,46 +149,46 @@ impl Waiting {
     }
 
     /// Continues after so many attempts.
-    pub(super) fn go_on(&mut self, attempts: u32) {
+    pub(crate) fn go_on(&mut self, attempts: u32) {
         self.attempts = attempts;
         self.delays.skip(attempts);
     }
 
     /// Returns `true` if the next attempt is the last one.
-    pub(super) fn is_last(&self, waited: Duration) -> bool {
+    pub(crate) fn is_last(&self, waited: Duration) -> bool {
         self.is_over(waited) || self.attempts.saturating_add(1) >= self.max_attempts
     }
 
     /// Counts an attempt. Returns `false` if it was the last one. `waited` is the time since the first attempt started.
-    pub(super) fn count(&mut self, waited: Duration) -> bool {
+    pub(crate) fn count(&mut self, waited: Duration) -> bool {
         self.attempts = self.attempts.saturating_add(1);
         self.attempts < self.max_attempts && !self.is_over(waited)
     }
 
     /// Returns the delay of plain backoff before the next attempt. `holder_remaining` is the time that is left of the
     /// holder's lease, if there is a holder.
-    pub(super) fn next(&mut self, holder_remaining: Option<Duration>) -> Duration {
+    pub(crate) fn next(&mut self, holder_remaining: Option<Duration>) -> Duration {
         self.delays.next(holder_remaining)
     }
 
     /// Limits a delay, so that the last attempt comes when the budget ends, not after it. Returns `true` if the next attempt
     /// is the last one.
-    pub(super) fn limit(&self, delay: Duration, waited: Duration) -> (Duration, bool) {
+    pub(crate) fn limit(&self, delay: Duration, waited: Duration) -> (Duration, bool) {
         let left = self.left(waited);
         (delay.min(left), delay >= left || self.attempts.saturating_add(1) >= self.max_attempts)
     }
 
     /// Returns `true` if the budget is used up.
-    pub(super) fn is_over(&self, waited: Duration) -> bool {
+    pub(crate) fn is_over(&self, waited: Duration) -> bool {
         self.left(waited).is_zero()
     }
 
     /// Returns what is left of the budget.
-    pub(super) fn left(&self, waited: Duration) -> Duration {
+    pub(crate) fn left(&self, waited: Duration) -> Duration {
         self.budget.saturating_sub(waited)
     }
 
-    pub(super) fn attempts(&self) -> u32 {
+    pub(crate) fn attempts(&self) -> u32 {
         self.attempts
     }
 }
