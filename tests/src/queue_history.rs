@@ -93,7 +93,7 @@ enum KeyIs {
 }
 
 type Handled = WithRun<SqsMessage<Value>>;
-type Consumer = SqsConsumer<Handled, Value, u64, Failure>;
+type Consumer = SqsConsumer<Value, Failure, u64, Handled>;
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);

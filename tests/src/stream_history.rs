@@ -111,8 +111,8 @@ enum Of {
 
 #[derive(Clone)]
 enum Consumer {
-    Kinesis(StreamConsumer<WithRun<KinesisRecord<Value>>, KinesisRecord<Value>, u64, Failure>),
-    Kafka(KafkaConsumer<WithRun<KafkaRecord<Value>>, Value, u64, Failure>),
+    Kinesis(StreamConsumer<KinesisRecord<Value>, Failure, u64, WithRun<KinesisRecord<Value>>>),
+    Kafka(KafkaConsumer<Value, Failure, u64, WithRun<KafkaRecord<Value>>>),
 }
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {

@@ -21,7 +21,7 @@ const WRITTEN: u64 = 1_767_225_600_123;
 /// A timeout that no test reaches unless it hangs.
 const TOO_LONG: Duration = Duration::from_mins(1);
 
-type Consumer<B = Payment, T = ()> = KafkaConsumer<KafkaRecord<B>, B, T, Declined>;
+type Consumer<B = Payment, T = ()> = KafkaConsumer<B, Declined, T>;
 
 /// `text` in Base64.
 fn base64(text: &str) -> String {
@@ -80,13 +80,13 @@ fn row_of(offset: u32) -> String {
 }
 
 async fn answer<S, H, B, T>(
-    consumer: &KafkaConsumer<H, B, T, Declined>,
+    consumer: &KafkaConsumer<B, Declined, T, H>,
     handler: S,
     event: LambdaEvent<KafkaEvent>,
 ) -> KafkaEventResponse
 where
-    KafkaConsumer<H, B, T, Declined>: Layer<S>,
-    <KafkaConsumer<H, B, T, Declined> as Layer<S>>::Service:
+    KafkaConsumer<B, Declined, T, H>: Layer<S>,
+    <KafkaConsumer<B, Declined, T, H> as Layer<S>>::Service:
         Service<LambdaEvent<KafkaEvent>, Response = KafkaEventResponse, Error = Diagnostic>,
 {
     // To compare it also if every record failed.
@@ -344,7 +344,7 @@ async fn a_handler_gets_the_key_the_headers_and_the_time() {
     let (world, host, _, _) = environment().await;
     let mut one = record(FIRST, 1, Some("customer 17"), "Done");
     one["headers"] = json!([{ "trace": [97, 98] }, { "trace": [-1] }, { "trace": [254] }, { "empty": [] }]);
-    let consumer: KafkaConsumer<WithRun<KafkaRecord<Payment>>, _, u64, Declined> =
+    let consumer: KafkaConsumer<_, Declined, u64, WithRun<KafkaRecord<Payment>>> =
         KafkaConsumer::by_offset(world.locks(&host).build().unwrap());
     let handler = service_fn(async |WithRun { input, run, .. }: WithRun<KafkaRecord<Payment>>| {
         assert_eq!((&*input.topic, input.partition, input.offset), ("payments", 0, 1));

@@ -47,7 +47,7 @@ use super::invocation::escape;
 /// # use lambda_lock::lambda::{SqsMessage, event_id};
 /// # use lambda_lock::{Idempotency, Locks, SqsConsumer};
 /// # use serde_json::Value;
-/// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<Value>, Value, (), std::io::Error> {
+/// # fn example(locks: Locks) -> SqsConsumer<Value, std::io::Error> {
 /// SqsConsumer::new(Idempotency::new(locks, OnMissingKey::Reject, event_id))
 /// # }
 /// ```

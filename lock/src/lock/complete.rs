@@ -5,8 +5,8 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use tracing::Instrument;
 
-use super::wait::Backoff;
 use super::held::{BackgroundRequest, Lock, Phase};
+use super::wait::Backoff;
 use crate::error::{Cause, Error};
 use crate::row::{Completed, Outcome};
 

@@ -93,7 +93,7 @@ async fn a_timeout_below_min_remaining_time_still_runs_messages() {
 async fn work_that_released_its_record_outlives_the_lease() {
     let world = World::in_virtual_time().await;
     let host = world.host().build();
-    let consumer: SqsConsumer<WithRun<SqsMessage<Payment>>, Payment, (), Declined> =
+    let consumer: SqsConsumer<Payment, Declined, (), WithRun<SqsMessage<Payment>>> =
         SqsConsumer::by_message_id(world.locks(&host).build().unwrap()).lease(ms(2_000));
     let handler = service_fn(async |WithRun { run, .. }: WithRun<SqsMessage<Payment>>| {
         run.lock().release().await.unwrap();

@@ -69,7 +69,7 @@ async fn a_handler_gets_the_body_and_the_record_of_a_message() {
 async fn a_handler_of_with_run_gets_the_fence() {
     let (world, host, _, _) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let consumer: SqsConsumer<WithRun<SqsMessage<Payment>>, Payment, u64, Declined> = SqsConsumer::by_message_id(locks);
+    let consumer: SqsConsumer<Payment, Declined, u64, WithRun<SqsMessage<Payment>>> = SqsConsumer::by_message_id(locks);
     let handler = service_fn(async |WithRun { input, run, .. }: WithRun<SqsMessage<Payment>>| {
         assert_eq!(input.message_id(), Some("1"));
         Ok::<_, Declined>(run.lock().fence())

@@ -56,7 +56,7 @@ async fn a_key_from_the_body_makes_a_resent_payment_a_duplicate() {
 async fn copies_of_one_event_with_other_message_ids_run_once() {
     let (world, host, _, _) = environment().await;
     let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, event_id);
-    let consumer: SqsConsumer<SqsMessage<Value>, Value, (), Declined> = SqsConsumer::new(once);
+    let consumer: SqsConsumer<Value, Declined> = SqsConsumer::new(once);
     let sns = |id: &str, message: &str| json!({ "Type": "Notification", "MessageId": id, "TopicArn": "arn:aws:sns:x:1:orders", "Message": message });
     let object = json!({ "Records": [{
         "eventName": "ObjectCreated:Put",

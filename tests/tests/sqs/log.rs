@@ -89,8 +89,7 @@ async fn the_log_shows_the_type_of_an_error_if_it_has_a_name() {
     let locks = world.locks(&host).build().unwrap();
     let [named, boxed] = ["named", "boxed"].map(|what| format!("{what} of {}", world.table));
     let body = json!({ "id": "1", "then": "Declined" }).to_string();
-    let consumer: SqsConsumer<SqsMessage<Payment>, Payment, (), lambda_runtime::Error> =
-        SqsConsumer::by_message_id(locks.clone());
+    let consumer: SqsConsumer<Payment> = SqsConsumer::by_message_id(locks.clone());
     let handler = service_fn(async |_: SqsMessage<Payment>| Err("out of reach".into()));
     consumer.layer(handler).oneshot(invocation(&host, batch([message_with_body(&boxed, &body)]))).await.unwrap_err();
     let consumer: Consumer = SqsConsumer::by_message_id(locks);

@@ -43,7 +43,7 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-type Consumer<T = ()> = SqsConsumer<SqsMessage<Payment>, Payment, T, Declined>;
+type Consumer<T = ()> = SqsConsumer<Payment, Declined, T>;
 
 /// A message of a standard queue.
 fn message(id: &str, then: &str) -> SqsRecord {
@@ -79,13 +79,13 @@ fn batch(messages: impl IntoIterator<Item = SqsRecord>) -> SqsEvent {
 
 /// The ids of the messages that go back. The consumer answers even if they are all.
 async fn failures<S, H, B, T>(
-    consumer: &SqsConsumer<H, B, T, Declined>,
+    consumer: &SqsConsumer<B, Declined, T, H>,
     handler: S,
     event: LambdaEvent<SqsEvent>,
 ) -> Vec<String>
 where
-    SqsConsumer<H, B, T, Declined>: Layer<S>,
-    <SqsConsumer<H, B, T, Declined> as Layer<S>>::Service:
+    SqsConsumer<B, Declined, T, H>: Layer<S>,
+    <SqsConsumer<B, Declined, T, H> as Layer<S>>::Service:
         Service<LambdaEvent<SqsEvent>, Response = SqsBatchResponse, Error = Diagnostic>,
 {
     let service = consumer.clone().fail_if_all_failed(false).layer(handler);

@@ -77,7 +77,7 @@ async fn a_panic_in_the_conversion_of_an_error_fails_one_message() {
         counter.count();
         ready(if message.body.then == Then::Done { Ok(()) } else { Err(Unconvertible) })
     });
-    let consumer: SqsConsumer<SqsMessage<Payment>, Payment, (), Unconvertible> = SqsConsumer::by_message_id(locks);
+    let consumer: SqsConsumer<Payment, Unconvertible> = SqsConsumer::by_message_id(locks);
     let unconvertible = format!("unconvertible of {}", world.table);
     let body = json!({ "id": "1", "then": "Declined" }).to_string();
     let messages = [message("1", "Done"), message_with_body(&unconvertible, &body), message("3", "Done")];
@@ -105,8 +105,7 @@ impl Drop for Brittle {
 async fn a_panic_in_the_drop_of_a_body_fails_one_message() {
     let world = World::new().await;
     let host = world.host().build();
-    let consumer: SqsConsumer<SqsMessage<Brittle>, Brittle, (), Declined> =
-        SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
+    let consumer: SqsConsumer<Brittle, Declined> = SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
     let brittle = |id: &str| message_with_body(id, &json!({ "is_brittle": true }).to_string());
     let sound = |id: &str| message_with_body(id, &json!({ "is_brittle": false }).to_string());
     let deliver = async |event| {

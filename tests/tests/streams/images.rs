@@ -25,7 +25,7 @@ struct Order {
     fails: bool,
 }
 
-type Consumer = StreamConsumer<DynamoDbRecord<Order>, DynamoDbRecord<Order>, (), Declined>;
+type Consumer = StreamConsumer<DynamoDbRecord<Order>, Declined>;
 type Seen = Arc<Mutex<Vec<DynamoDbRecord<Order>>>>;
 
 /// A change as Lambda sends it.
@@ -186,7 +186,7 @@ enum Image {
 async fn an_untagged_enum_reads_the_images_of_any_item() {
     let world = World::new().await;
     let host = world.host().build();
-    let consumer: StreamConsumer<DynamoDbRecord<Image>, DynamoDbRecord<Image>, (), Declined> =
+    let consumer: StreamConsumer<DynamoDbRecord<Image>, Declined> =
         StreamConsumer::by_event_id(world.locks(&host).build().unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));
     let handler = service_fn({
@@ -224,7 +224,7 @@ where
 {
     let world = World::new().await;
     let host = world.host().build();
-    let consumer: StreamConsumer<DynamoDbRecord<B>, DynamoDbRecord<B>, (), Declined> =
+    let consumer: StreamConsumer<DynamoDbRecord<B>, Declined> =
         StreamConsumer::by_event_id(world.locks(&host).build().unwrap());
     let seen = Arc::new(Mutex::new(None));
     let handler = service_fn({

@@ -115,7 +115,7 @@ async fn a_consumer_of_bytes_has_the_same_window_unless_another_is_set() {
 async fn a_handler_of_with_run_gets_the_fence() {
     let (world, host, _, _) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let consumer: StreamConsumer<WithRun<KinesisRecord<Payment>>, _, u64, Declined> =
+    let consumer: StreamConsumer<_, Declined, u64, WithRun<KinesisRecord<Payment>>> =
         StreamConsumer::by_event_id(locks);
     let handler = service_fn(async |WithRun { input, run, .. }: WithRun<KinesisRecord<Payment>>| {
         assert_eq!(input.sequence_number(), Some("1"));

@@ -37,7 +37,7 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-type Consumer<B = Payment, T = ()> = StreamConsumer<KinesisRecord<B>, KinesisRecord<B>, T, Declined>;
+type Consumer<B = Payment, T = ()> = StreamConsumer<KinesisRecord<B>, Declined, T>;
 
 /// A record with this sequence number and this partition key.
 fn record(number: &str, key: &str, then: &str) -> KinesisEventRecord {
@@ -72,13 +72,13 @@ fn row_of(number: &str) -> String {
 
 /// The number that the answer names, from which Lambda delivers again. The consumer answers even if all failed.
 async fn again_from<S, H, B, T>(
-    consumer: &StreamConsumer<H, KinesisRecord<B>, T, Declined>,
+    consumer: &StreamConsumer<KinesisRecord<B>, Declined, T, H>,
     handler: S,
     event: LambdaEvent<KinesisEvent>,
 ) -> Option<String>
 where
-    StreamConsumer<H, KinesisRecord<B>, T, Declined>: Layer<S>,
-    <StreamConsumer<H, KinesisRecord<B>, T, Declined> as Layer<S>>::Service:
+    StreamConsumer<KinesisRecord<B>, Declined, T, H>: Layer<S>,
+    <StreamConsumer<KinesisRecord<B>, Declined, T, H> as Layer<S>>::Service:
         Service<LambdaEvent<KinesisEvent>, Response = KinesisEventResponse, Error = Diagnostic>,
 {
     let service = consumer.clone().fail_if_all_failed(false).layer(handler);

@@ -130,7 +130,7 @@ async fn take_away(locks: &Locks, key: &str) {
     assert!(locks.force_release(key, &holder).await.unwrap());
 }
 
-type Consumer = SqsConsumer<SqsMessage<String>, String, (), Failure>;
+type Consumer = SqsConsumer<String, Failure>;
 
 /// The handler's error.
 #[derive(Debug)]

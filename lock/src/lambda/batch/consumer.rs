@@ -126,7 +126,7 @@ impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
     /// struct Payment {
     ///     id: String,
     /// }
-    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<Payment>, Payment, (), std::io::Error> {
+    /// # fn example(locks: Locks) -> SqsConsumer<Payment, std::io::Error> {
     /// let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()));
     /// SqsConsumer::new(once).window(Duration::from_hours(43 * 24)).concurrency(5)
     /// # }
@@ -216,7 +216,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     /// ```
     /// # use lambda_lock::lambda::SqsMessage;
     /// # use lambda_lock::{Locks, SqsConsumer};
-    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
+    /// # fn example(locks: Locks) -> SqsConsumer<String, std::io::Error> {
     /// SqsConsumer::by_message_id(locks).per_tenant()
     /// # }
     /// ```
@@ -251,7 +251,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     /// ```
     /// # use lambda_lock::lambda::SqsMessage;
     /// # use lambda_lock::{Locks, SqsConsumer};
-    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
+    /// # fn example(locks: Locks) -> SqsConsumer<String, std::io::Error> {
     /// SqsConsumer::by_message_id(locks).fail_if_all_failed(false)
     /// # }
     /// ```

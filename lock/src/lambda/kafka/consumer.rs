@@ -72,9 +72,9 @@ use crate::lock::Locks;
 ///     Runtime::new(consumer.layer(service_fn(store))).run().await
 /// }
 /// ```
-pub type KafkaConsumer<H, B, T, E> = Consumer<KafkaSource<B>, H, T, E>;
+pub type KafkaConsumer<B, E = lambda_runtime::Error, T = (), H = KafkaRecord<B>> = Consumer<KafkaSource<B>, H, T, E>;
 
-impl<H, B: DeserializeOwned + 'static, T, E> KafkaConsumer<H, B, T, E> {
+impl<H, B: DeserializeOwned + 'static, T, E> KafkaConsumer<B, E, T, H> {
     /// Creates a consumer that runs each record once by its offset, for the [window](Self::window), with the key of
     /// [`KafkaRecord::id`]. Values are JSON. A tombstone, which has no value, is `null`: to read it, take a
     /// `KafkaRecord<Option<…>>`.
@@ -92,7 +92,7 @@ impl<H, B: DeserializeOwned + 'static, T, E> KafkaConsumer<H, B, T, E> {
     }
 }
 
-impl<H, B, T, E> KafkaConsumer<H, B, T, E> {
+impl<H, B, T, E> KafkaConsumer<B, E, T, H> {
     /// Creates a consumer of values that are not JSON, such as Avro. The parser gets `None` for a tombstone. Its errors are
     /// logged.
     ///
@@ -102,7 +102,7 @@ impl<H, B, T, E> KafkaConsumer<H, B, T, E> {
     /// # use lambda_lock::kafka::{KafkaConsumer, KafkaRecord};
     /// # use lambda_lock::{Idempotency, Locks};
     /// # type Record = KafkaRecord<Vec<u8>>;
-    /// # fn example(locks: Locks) -> KafkaConsumer<Record, Vec<u8>, (), std::io::Error> {
+    /// # fn example(locks: Locks) -> KafkaConsumer<Vec<u8>, std::io::Error> {
     /// let once = Idempotency::new(locks, OnMissingKey::Reject, Record::id);
     /// KafkaConsumer::with_parser(once, |value| Ok::<_, Infallible>(value.unwrap_or_default()))
     /// # }

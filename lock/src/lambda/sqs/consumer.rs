@@ -64,9 +64,9 @@ use crate::lock::Locks;
 /// With a [key from the body](Consumer::new), a message that came back by a redrive from a dead-letter queue is found,
 /// too. The window must then cover the redrive: the queue, the dead-letter queue, and the queue again keep the message for
 /// up to 14 days each.
-pub type SqsConsumer<H, B, T, E> = Consumer<SqsSource<B>, H, T, E>;
+pub type SqsConsumer<B, E = lambda_runtime::Error, T = (), H = SqsMessage<B>> = Consumer<SqsSource<B>, H, T, E>;
 
-impl<H, B: DeserializeOwned, T, E> SqsConsumer<H, B, T, E> {
+impl<H, B: DeserializeOwned, T, E> SqsConsumer<B, E, T, H> {
     /// Creates a consumer that runs each message once by its message id, for the [window](Self::window). Bodies are JSON.
     ///
     /// All deliveries of a message have the same id. A sender that sends twice creates two ids. A redrive from a dead-letter
@@ -96,7 +96,7 @@ impl<H, B: DeserializeOwned, T, E> SqsConsumer<H, B, T, E> {
     }
 }
 
-impl<H, B, T, E> SqsConsumer<H, B, T, E> {
+impl<H, B, T, E> SqsConsumer<B, E, T, H> {
     /// Creates a consumer for bodies that are not JSON. The parser's errors are logged.
     ///
     /// ```
@@ -104,7 +104,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// # use lambda_lock::idempotency::OnMissingKey;
     /// # use lambda_lock::lambda::SqsMessage;
     /// # use lambda_lock::{Idempotency, Locks, SqsConsumer};
-    /// # fn example(once: Idempotency<SqsMessage<String>, (), Infallible>) -> SqsConsumer<SqsMessage<String>, String, (), Infallible> {
+    /// # fn example(once: Idempotency<SqsMessage<String>, (), Infallible>) -> SqsConsumer<String, Infallible> {
     /// SqsConsumer::with_parser(once, |text| Ok::<_, Infallible>(text.to_owned()))
     /// # }
     /// ```
@@ -168,7 +168,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// # use std::time::Duration;
     /// # use lambda_lock::lambda::SqsMessage;
     /// # use lambda_lock::{Backoff, Locks, SqsConsumer};
-    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
+    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client) -> SqsConsumer<String, std::io::Error> {
     /// let seldom = Backoff::new().base(Duration::from_secs(20)).cap(Duration::from_hours(1));
     /// SqsConsumer::by_message_id(locks).back_off(queues, seldom)
     /// # }
@@ -219,7 +219,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     ///     Unreachable,
     /// }
     ///
-    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client, url: &str) -> SqsConsumer<SqsMessage<String>, String, (), Failure> {
+    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client, url: &str) -> SqsConsumer<String, Failure> {
     /// SqsConsumer::by_message_id(locks).dead_letter_if(queues, url, |error| match error {
     ///     Failure::Declined => Some("the card was declined".to_owned()),
     ///     Failure::Unreachable => None,

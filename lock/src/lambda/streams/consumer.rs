@@ -65,13 +65,13 @@ use crate::lock::Locks;
 ///     let quantity = |image: &Option<Order>| image.as_ref().map_or(0, |order| order.quantity);
 ///     Ok(println!("{} to {}", quantity(&record.old_image), quantity(&record.new_image)))
 /// }
-/// # fn example(locks: Locks) -> StreamConsumer<DynamoDbRecord<Order>, DynamoDbRecord<Order>, (), std::io::Error> {
+/// # fn example(locks: Locks) -> StreamConsumer<DynamoDbRecord<Order>, std::io::Error> {
 /// # StreamConsumer::by_event_id(locks)
 /// # }
 /// ```
-pub type StreamConsumer<H, R, T, E> = Consumer<StreamSource<R>, H, T, E>;
+pub type StreamConsumer<R, E = lambda_runtime::Error, T = (), H = R> = Consumer<StreamSource<R>, H, T, E>;
 
-impl<H, R, T, E> StreamConsumer<H, R, T, E>
+impl<H, R, T, E> StreamConsumer<R, E, T, H>
 where
     R: StreamRecord<Body: DeserializeOwned> + 'static,
 {
@@ -94,7 +94,7 @@ where
     }
 }
 
-impl<H, B: 'static, T, E> StreamConsumer<H, KinesisRecord<B>, T, E> {
+impl<H, B: 'static, T, E> StreamConsumer<KinesisRecord<B>, E, T, H> {
     /// Creates a consumer of Kinesis data that is not JSON. The parser's errors are logged.
     ///
     /// If the Kinesis Producer Library aggregates your records, the parser gets many of them as one, and no built-in parser
@@ -106,7 +106,7 @@ impl<H, B: 'static, T, E> StreamConsumer<H, KinesisRecord<B>, T, E> {
     /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
     /// # use lambda_lock::{Idempotency, Locks};
     /// # type Record = KinesisRecord<String>;
-    /// # fn example(locks: Locks) -> StreamConsumer<Record, Record, (), std::io::Error> {
+    /// # fn example(locks: Locks) -> StreamConsumer<Record, std::io::Error> {
     /// let once = Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key);
     /// StreamConsumer::with_parser(once, String::from_utf8)
     /// # }
@@ -121,7 +121,7 @@ impl<H, B: 'static, T, E> StreamConsumer<H, KinesisRecord<B>, T, E> {
     }
 }
 
-impl<H, T, E> StreamConsumer<H, KinesisRecord<Vec<u8>>, T, E> {
+impl<H, T, E> StreamConsumer<KinesisRecord<Vec<u8>>, E, T, H> {
     /// Creates a consumer of Kinesis data as it is.
     ///
     /// ```
@@ -129,7 +129,7 @@ impl<H, T, E> StreamConsumer<H, KinesisRecord<Vec<u8>>, T, E> {
     /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
     /// # use lambda_lock::{Idempotency, Locks};
     /// # type Record = KinesisRecord<Vec<u8>>;
-    /// # fn example(locks: Locks) -> StreamConsumer<Record, Record, (), std::io::Error> {
+    /// # fn example(locks: Locks) -> StreamConsumer<Record, std::io::Error> {
     /// StreamConsumer::of_bytes(Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key))
     /// # }
     /// ```

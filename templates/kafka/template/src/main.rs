@@ -26,7 +26,7 @@ async fn store(record: KafkaRecord<Option<Reading>>) -> Result<(), Error> {
     Ok(())
 }
 
-type Readings = KafkaConsumer<KafkaRecord<Option<Reading>>, Option<Reading>, (), Error>;
+type Readings = KafkaConsumer<Option<Reading>, Error>;
 
 fn readings(locks: Locks) -> Readings {
     let once = Idempotency::new(locks, OnMissingKey::Reject, KafkaRecord::id);

@@ -63,7 +63,7 @@ fn key(message: &SqsMessage<Body>) -> Option<String> {
     }
 }
 
-type Orders = SqsConsumer<SqsMessage<Body>, Body, (), Failure>;
+type Orders = SqsConsumer<Body, Failure>;
 
 fn orders(locks: Locks, queues: aws_sdk_sqs::Client, dead_letters: String) -> Orders {
     let once = Idempotency::new(locks, OnMissingKey::Reject, key).window(Duration::from_hours(43 * 24)); // the queue, its dead letters, and the queue again

@@ -87,7 +87,7 @@ impl Worker {
                 self.note(op, What::Asks { keys: vec![key], permits: 1, lease: millis(LEASE), waits: true });
             }
         }
-        let consumer: SqsConsumer<WithRun<SqsMessage<Value>>, Value, String, Failure> =
+        let consumer: SqsConsumer<Value, Failure, String, WithRun<SqsMessage<Value>>> =
             SqsConsumer::by_message_id(self.locks.clone()).lease(LEASE).concurrency(3);
         let (worker, known, seed) = (Arc::clone(&self), ops.clone(), random.u64(..));
         let handler = service_fn(move |WithRun { input, run, .. }: WithRun<SqsMessage<Value>>| {
