@@ -24,6 +24,17 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why an operation failed.
 ///
+/// ```
+/// # use lambda_lock::{Error, Locks};
+/// # async fn example(locks: Locks) -> Result<(), Error> {
+/// match locks.acquire("nightly-report").await {
+///     Ok(lock) => lock.release().await,
+///     Err(error) if error.is_held() => Ok(println!("skipped: {error}")),
+///     Err(error) => Err(error),
+/// }
+/// # }
+/// ```
+///
 /// The type is opaque: [`kind`](Self::kind) tells errors apart, and three predicates answer what is asked most.
 /// [`source`](StdError::source) returns the SDK's error, if the SDK caused it. `Debug` prints the message and, in
 /// parentheses, the message of DynamoDB or of the network, because `lambda_runtime` logs errors with `Debug`. No text
@@ -35,21 +46,19 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 /// | [`is_held`](Self::is_held) | another holder has the key: [`holder`](Self::holder) says who and until when ([`holders`](Self::holders) for several keys) |
 /// | [`is_lost`](Self::is_lost) | this lock no longer holds its key |
 /// | [`is_retryable`](Self::is_retryable) | a later attempt can succeed, although nobody changes anything |
-///
-/// ```
-/// # use lambda_lock::{Error, Locks};
-/// # async fn example(locks: Locks) -> Result<(), Error> {
-/// match locks.acquire("nightly-report").await {
-///     Ok(lock) => lock.release().await,
-///     Err(error) if error.is_held() => Ok(println!("skipped: {error}")),
-///     Err(error) => Err(error),
-/// }
-/// # }
-/// ```
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
 /// What kind of failure an [`Error`] is.
+///
+/// ```
+/// use lambda_lock::{Error, ErrorKind};
+///
+/// fn is_overload(error: &Error) -> bool {
+///     matches!(error.kind(), ErrorKind::Throttled | ErrorKind::Unavailable)
+/// }
+/// assert_eq!(ErrorKind::Throttled.to_string(), "throttled");
+/// ```
 ///
 /// [`as_str`](Self::as_str) returns its name in metrics and logs. A wait [repeats](Error::is_retryable) what the table says.
 ///
@@ -77,15 +86,6 @@ pub struct Error(Box<Inner>);
 /// | [`Mismatch`](Self::Mismatch) | `mismatch` | no |
 /// | [`KeyMissing`](Self::KeyMissing) | `key_missing` | no |
 /// | [`UnusableResult`](Self::UnusableResult) | `unusable_result` | no |
-///
-/// ```
-/// use lambda_lock::{Error, ErrorKind};
-///
-/// fn is_overload(error: &Error) -> bool {
-///     matches!(error.kind(), ErrorKind::Throttled | ErrorKind::Unavailable)
-/// }
-/// assert_eq!(ErrorKind::Throttled.to_string(), "throttled");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {

@@ -288,14 +288,14 @@ fn time(millis: u64) -> SystemTime {
 
 /// The data that a holder leaves in the row for the next one: text or bytes.
 ///
-/// Another library may have written a value of another type. [`as_attribute`](Self::as_attribute) returns any type.
-///
 /// ```
 /// use lambda_lock::Data;
 ///
 /// assert_eq!(Data::from("page 12").as_str(), Some("page 12"));
 /// assert_eq!(Data::from(vec![1, 2, 3]).as_bytes(), Some(&[1, 2, 3][..]));
 /// ```
+///
+/// Another library may have written a value of another type. [`as_attribute`](Self::as_attribute) returns any type.
 #[derive(Clone, PartialEq)]
 pub struct Data(pub(crate) AttributeValue);
 

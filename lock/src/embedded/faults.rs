@@ -5,9 +5,6 @@ use std::time::Duration;
 
 /// The faults of a host's network, drawn from a seed.
 ///
-/// Each chance is between 0 and 1, is 0 by default, and is drawn for each request independently. To a client, a lost
-/// request or answer is a broken connection, which the SDK retries.
-///
 /// ```
 /// use std::time::Duration;
 /// use lambda_lock::embedded::Faults;
@@ -19,6 +16,9 @@ use std::time::Duration;
 ///     .repeat(0.05, Duration::from_secs(10));
 /// # let _ = bad_network;
 /// ```
+///
+/// Each chance is between 0 and 1, is 0 by default, and is drawn for each request independently. To a client, a lost
+/// request or answer is a broken connection, which the SDK retries.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Faults {

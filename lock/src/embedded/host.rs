@@ -29,7 +29,7 @@ impl DynamoDb {
     }
 }
 
-/// A machine with its own DynamoDB client, clock and network. Cheap to clone.
+/// A machine with its own DynamoDB client, clock and network.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -43,6 +43,8 @@ impl DynamoDb {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Host {
     client: Client,

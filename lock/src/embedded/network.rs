@@ -25,9 +25,6 @@ use crate::clock::monotonic;
 
 /// An observer of a host's traffic, which may change requests and answers.
 ///
-/// It is called when a request arrives, which is the order in which requests are applied. It also sees requests whose
-/// answer is lost.
-///
 /// ```
 /// use lambda_lock::embedded::{Answer, Intercept};
 /// use serde_json::Value;
@@ -45,6 +42,9 @@ use crate::clock::monotonic;
 ///     }
 /// }
 /// ```
+///
+/// It is called when a request arrives, which is the order in which requests are applied. It also sees requests whose
+/// answer is lost.
 pub trait Intercept: fmt::Debug + Send + Sync {
     /// Called before the request is applied. `operation` is a name such as `UpdateItem`, `request` the JSON body.
     fn request(&self, operation: &str, request: &mut Value) {

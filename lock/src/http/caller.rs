@@ -15,7 +15,18 @@ const COGNITO_SESSION: &str = ":CognitoIdentityCredentials";
 
 type Identify = dyn Fn(&Parts) -> Option<Value> + Send + Sync;
 
-/// Whose idempotency keys these are. Two callers can use the same key for different operations.
+/// Whose idempotency keys these are.
+///
+/// ```
+/// # use lambda_lock::http::Caller;
+/// /// The account that a layer around `HttpIdempotencyLayer` has authenticated and inserted.
+/// #[derive(Clone)]
+/// struct Account(String);
+///
+/// let caller = Caller::by(|request| request.extensions.get::<Account>().map(|account| account.0.clone()));
+/// ```
+///
+/// Two callers can use the same key for different operations.
 ///
 /// Every `HttpIdempotencyLayer` needs one. A request whose caller is unknown is answered with 403 and does not run. The
 /// caller is stored only as part of the hash that is the record's key. In a function with Lambda's tenant isolation,
@@ -33,15 +44,6 @@ type Identify = dyn Fn(&Parts) -> Option<Value> + Send + Sync;
 /// `iam_principal`, `jwt_subject` and `api_key` trust the event's `requestContext`. A principal that may invoke the
 /// function directly can forge it: grant `lambda:InvokeFunction` to callers of a function URL only with the condition
 /// `lambda:InvokedViaFunctionUrl`.
-///
-/// ```
-/// # use lambda_lock::http::Caller;
-/// /// The account that a layer around `HttpIdempotencyLayer` has authenticated and inserted.
-/// #[derive(Clone)]
-/// struct Account(String);
-///
-/// let caller = Caller::by(|request| request.extensions.get::<Account>().map(|account| account.0.clone()));
-/// ```
 #[derive(Clone)]
 pub struct Caller(Option<Arc<Identify>>);
 

@@ -39,6 +39,23 @@ const MAX_KEY_LENGTH: usize = 255;
 
 /// A tower layer that makes HTTP requests idempotent by their header `Idempotency-Key`: a retry gets the first response.
 ///
+/// ```no_run
+/// use lambda_http::{Body, Error, Request, Response, service_fn};
+/// use lambda_lock::http::{Caller, HttpIdempotencyLayer};
+/// use lambda_lock::Locks;
+/// use tower::Layer;
+///
+/// async fn place(request: Request) -> Result<Response<Body>, Error> {
+///     Ok(Response::builder().status(201).body(Body::from("placed"))?)
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     let once = HttpIdempotencyLayer::new(Locks::from_env().await?, Caller::iam_principal());
+///     lambda_http::run(once.layer(service_fn(place))).await
+/// }
+/// ```
+///
 /// It follows the IETF draft "The Idempotency-Key HTTP Header Field"
 /// (draft-ietf-httpapi-idempotency-key-header-07). [`docs::http`](crate::docs::http) has the table of all statuses.
 ///
@@ -114,23 +131,6 @@ const MAX_KEY_LENGTH: usize = 255;
 /// A record holds up to 390 KiB of JSON text with the status, the headers and the body. The body counts as JSON text or as
 /// Base64, whichever is shorter: any body of 290 KiB can be stored, with 3 KiB of headers. A response with more than 10,000
 /// headers cannot.
-///
-/// ```no_run
-/// use lambda_http::{Body, Error, Request, Response, service_fn};
-/// use lambda_lock::http::{Caller, HttpIdempotencyLayer};
-/// use lambda_lock::Locks;
-/// use tower::Layer;
-///
-/// async fn place(request: Request) -> Result<Response<Body>, Error> {
-///     Ok(Response::builder().status(201).body(Body::from("placed"))?)
-/// }
-///
-/// #[tokio::main]
-/// async fn main() -> Result<(), Error> {
-///     let once = HttpIdempotencyLayer::new(Locks::from_env().await?, Caller::iam_principal());
-///     lambda_http::run(once.layer(service_fn(place))).await
-/// }
-/// ```
 ///
 /// The same layer around an axum router:
 ///

@@ -11,10 +11,7 @@ use crate::error::Error;
 use crate::idempotency::Run;
 use crate::lock::Lock;
 
-/// The [`Run`] of a request, which `HttpIdempotencyLayer` puts into the request's extensions. Cheap to clone. A test of a
-/// handler sends its requests through the layer, on the engine `embedded`.
-///
-/// It is a type of its own, because only a response may complete it: a retry gets nothing else.
+/// The [`Run`] of a request, which `HttpIdempotencyLayer` puts into the request's extensions.
 ///
 /// ```
 /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
@@ -34,6 +31,10 @@ use crate::lock::Lock;
 ///     Ok(response)
 /// }
 /// ```
+///
+/// Cheap to clone. A test of a handler sends its requests through the layer, on the engine `embedded`.
+///
+/// It is a type of its own, because only a response may complete it: a retry gets nothing else.
 #[derive(Clone)]
 pub struct HttpRun {
     pub(super) run: Run,

@@ -8,6 +8,13 @@ use crate::error::Error;
 
 /// Why protected work failed: because of the lock or the record, or in the handler.
 ///
+/// ```
+/// # use lambda_lock::{Error, HandlerError};
+/// fn is_worth_a_retry(error: &HandlerError<std::io::Error>) -> bool {
+///     matches!(error, HandlerError::Lock(lock) if lock.is_held())
+/// }
+/// ```
+///
 /// Lambda reports the error type `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`,
 /// `LockAccessDenied`, `LockTableNotFound`, `LockMalformedRow`, `LockWrongKind`, `LockInvalid`, `LockNotSent` or
 /// `LockRejected`; with idempotency also `IdempotencyInProgress`, `IdempotencyMismatch`, `IdempotencyUnfinished`,
@@ -16,13 +23,6 @@ use crate::error::Error;
 ///
 /// `lambda_runtime` logs the error of an invocation with `Debug`. The `Debug` of this type is that of the error inside, so
 /// your own error is logged as your type prints it.
-///
-/// ```
-/// # use lambda_lock::{Error, HandlerError};
-/// fn is_worth_a_retry(error: &HandlerError<std::io::Error>) -> bool {
-///     matches!(error, HandlerError::Lock(lock) if lock.is_held())
-/// }
-/// ```
 #[non_exhaustive]
 pub enum HandlerError<E> {
     /// The lock could not be acquired, or was lost while the handler ran.

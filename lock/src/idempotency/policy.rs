@@ -81,14 +81,6 @@ pub enum OnUnfinished {
 
 /// The policy for a result that cannot be stored.
 ///
-/// A result cannot be stored if it
-///
-/// - has more than 390 KiB, of the 400 that DynamoDB allows for a row,
-/// - cannot be written as JSON: for example, it contains a float that is NaN or infinite, or a map whose keys are not
-///   strings,
-/// - is nested more than 127 levels deep, the most that `serde_json` reads,
-/// - or cannot be stored in the [format](crate::idempotency::RecordFormat).
-///
 /// ```
 /// # use lambda_lock::idempotency::OnUnstorableResult;
 /// # use lambda_lock::Idempotency;
@@ -96,6 +88,14 @@ pub enum OnUnfinished {
 /// exports.on_unstorable_result(OnUnstorableResult::CompleteWithoutResult)
 /// # }
 /// ```
+///
+/// A result cannot be stored if it
+///
+/// - has more than 390 KiB, of the 400 that DynamoDB allows for a row,
+/// - cannot be written as JSON: for example, it contains a float that is NaN or infinite, or a map whose keys are not
+///   strings,
+/// - is nested more than 127 levels deep, the most that `serde_json` reads,
+/// - or cannot be stored in the [format](crate::idempotency::RecordFormat).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUnstorableResult {

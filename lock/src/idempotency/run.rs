@@ -13,7 +13,7 @@ use crate::limits::{MAX_DATA_BYTES, check_data};
 use crate::lock::Lock;
 use crate::row::Outcome;
 
-/// A run in progress. Cheap to clone.
+/// A run in progress.
 ///
 /// ```
 /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
@@ -36,6 +36,8 @@ use crate::row::Outcome;
 ///     .await
 /// # }
 /// ```
+///
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub(super) lock: Arc<Lock>,

@@ -17,6 +17,23 @@ use crate::lock::{self, Locks, Wait};
 
 /// Runs work once for each key: a duplicate gets the result of the first run without a second one.
 ///
+/// ```
+/// # use std::time::Duration;
+/// # use lambda_lock::idempotency::OnMissingKey;
+/// # use lambda_lock::{Error, HandlerError, Idempotency, Locks};
+/// # #[derive(serde::Serialize, serde::Deserialize)] struct Receipt;
+/// struct Order { id: Option<String>, amount: u32 }
+///
+/// # async fn example(locks: Locks, order: Order) -> Result<Receipt, HandlerError<std::io::Error>> {
+/// let orders = Idempotency::new(locks, OnMissingKey::Reject, |order: &Order| order.id.clone())
+///     .validate(|order| order.amount)
+///     .window(Duration::from_hours(24));
+/// let receipt = orders.run(&order, async |_| charge(&order).await).await?;
+/// # Ok(receipt)
+/// # }
+/// # async fn charge(_: &Order) -> Result<Receipt, std::io::Error> { Ok(Receipt) }
+/// ```
+///
 /// This type holds the settings, for inputs of type `I` and results of type `Result<T, E>`. [`run`](Self::run) protects
 /// any async function. With the feature `lambda`, `IdempotencyLayer` protects a handler and `SqsConsumer` the messages of a
 /// queue.
@@ -50,23 +67,6 @@ use crate::lock::{self, Locks, Wait};
 /// until 100 ms before the lease ends; otherwise the work would run again. A shorter [lease](Self::lease) limits that
 /// wait. DynamoDB counts a write by the size of the row, also when the write is refused. IAM action
 /// `dynamodb:UpdateItem`.
-///
-/// ```
-/// # use std::time::Duration;
-/// # use lambda_lock::idempotency::OnMissingKey;
-/// # use lambda_lock::{Error, HandlerError, Idempotency, Locks};
-/// # #[derive(serde::Serialize, serde::Deserialize)] struct Receipt;
-/// struct Order { id: Option<String>, amount: u32 }
-///
-/// # async fn example(locks: Locks, order: Order) -> Result<Receipt, HandlerError<std::io::Error>> {
-/// let orders = Idempotency::new(locks, OnMissingKey::Reject, |order: &Order| order.id.clone())
-///     .validate(|order| order.amount)
-///     .window(Duration::from_hours(24));
-/// let receipt = orders.run(&order, async |_| charge(&order).await).await?;
-/// # Ok(receipt)
-/// # }
-/// # async fn charge(_: &Order) -> Result<Receipt, std::io::Error> { Ok(Receipt) }
-/// ```
 pub struct Idempotency<I, T, E> {
     pub(super) settings: Arc<RecordSettings<I, T, E>>,
 }

@@ -99,8 +99,6 @@ impl<I> fmt::Debug for WithLock<I> {
 
 /// An input and its run, for a handler that completes in its own transaction or needs the fence.
 ///
-/// A handler of HTTP requests finds its run in the request's extensions: `HttpRun`.
-///
 /// ```
 /// # use lambda_lock::WithRun;
 /// # use lambda_runtime::{Error, LambdaEvent};
@@ -109,6 +107,8 @@ impl<I> fmt::Debug for WithLock<I> {
 ///     Ok(run.lock().fence())
 /// }
 /// ```
+///
+/// A handler of HTTP requests finds its run in the request's extensions: `HttpRun`.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct WithRun<I> {

@@ -19,6 +19,26 @@ use crate::panics;
 
 /// A tower layer that makes a handler idempotent: a duplicate event gets the first run's result.
 ///
+/// ```no_run
+/// use lambda_lock::idempotency::OnMissingKey;
+/// use lambda_lock::{Idempotency, IdempotencyLayer, Locks};
+/// use lambda_runtime::{Error, LambdaEvent, Runtime};
+/// use serde_json::Value;
+/// use tower::{Layer, service_fn};
+///
+/// async fn order(event: LambdaEvent<Value>) -> Result<String, Error> {
+///     Ok(format!("order {}", event.payload["id"]))
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     let orders = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |event: &LambdaEvent<Value>| {
+///         event.payload["id"].as_str().map(str::to_owned)
+///     });
+///     Runtime::new(IdempotencyLayer::new(orders).layer(service_fn(order))).run().await
+/// }
+/// ```
+///
 /// Put it around the handler, inside the runtime: `Runtime::new(layer.layer(service_fn(handler)))`, for `run` and
 /// `run_concurrent` alike. The handler keeps its signature. A handler that takes a [`WithRun`](crate::WithRun) around the
 /// `LambdaEvent` gets the run as well, for the fence or to complete in its own transaction.
@@ -73,28 +93,6 @@ use crate::panics;
 ///     }
 /// })
 /// # }
-/// ```
-///
-/// # Example
-///
-/// ```no_run
-/// use lambda_lock::idempotency::OnMissingKey;
-/// use lambda_lock::{Idempotency, IdempotencyLayer, Locks};
-/// use lambda_runtime::{Error, LambdaEvent, Runtime};
-/// use serde_json::Value;
-/// use tower::{Layer, service_fn};
-///
-/// async fn order(event: LambdaEvent<Value>) -> Result<String, Error> {
-///     Ok(format!("order {}", event.payload["id"]))
-/// }
-///
-/// #[tokio::main]
-/// async fn main() -> Result<(), Error> {
-///     let orders = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |event: &LambdaEvent<Value>| {
-///         event.payload["id"].as_str().map(str::to_owned)
-///     });
-///     Runtime::new(IdempotencyLayer::new(orders).layer(service_fn(order))).run().await
-/// }
 /// ```
 pub struct IdempotencyLayer<H, P, T, E> {
     idempotency: Idempotency<LambdaEvent<P>, T, E>,

@@ -21,6 +21,23 @@ use crate::text::printable;
 
 /// A tower layer that makes a handler a singleton: each invocation runs under a lock.
 ///
+/// ```no_run
+/// use lambda_lock::{LockLayer, Locks};
+/// use lambda_runtime::{Error, LambdaEvent, Runtime};
+/// use tower::{Layer, service_fn};
+///
+/// async fn report(_: LambdaEvent<()>) -> Result<String, Error> {
+///     Ok("written".to_owned())
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     let layer = LockLayer::new(Locks::from_env().await?)
+///         .on_held(|held| format!("skipped: {held}")); // without this, it fails with `LockHeld`, and Lambda retries it
+///     Runtime::new(layer.layer(service_fn(report))).run().await
+/// }
+/// ```
+///
 /// Put it around the handler, inside the runtime: `Runtime::new(layer.layer(service_fn(handler)))`, for `run` and
 /// `run_concurrent` alike. (`Runtime::layer` is the wrong place: it sees bytes, not events.) The handler keeps its
 /// signature. A handler that takes a [`WithLock`](crate::WithLock) around the `LambdaEvent` gets the lock as well.
@@ -78,25 +95,6 @@ use crate::text::printable;
 /// the handler: every event is a `Value`, and the error is your own. Alternatively, suppress the line with a filter
 /// directive, as in `RUST_LOG=info,lambda_runtime::layers::api_response=off`. The response to the invocation then still
 /// contains the value.
-///
-/// # Example
-///
-/// ```no_run
-/// use lambda_lock::{LockLayer, Locks};
-/// use lambda_runtime::{Error, LambdaEvent, Runtime};
-/// use tower::{Layer, service_fn};
-///
-/// async fn report(_: LambdaEvent<()>) -> Result<String, Error> {
-///     Ok("written".to_owned())
-/// }
-///
-/// #[tokio::main]
-/// async fn main() -> Result<(), Error> {
-///     let layer = LockLayer::new(Locks::from_env().await?)
-///         .on_held(|held| format!("skipped: {held}")); // without this, it fails with `LockHeld`, and Lambda retries it
-///     Runtime::new(layer.layer(service_fn(report))).run().await
-/// }
-/// ```
 pub struct LockLayer<H: HandlerInput<Arc<Lock>>, R> {
     settings: Arc<LockSettings<H, R>>,
 }
@@ -127,8 +125,7 @@ enum KeyOf<I> {
     Event(KeyFrom<I>),
 }
 
-/// The policy for an invocation when DynamoDB cannot be reached or throttles, also after waiting. An error that waiting
-/// does not resolve (no table, no access, a malformed row) always fails the invocation.
+/// The policy for an invocation when DynamoDB cannot be reached or throttles, also after waiting.
 ///
 /// ```
 /// # use lambda_lock::lambda::OnUnavailable;
@@ -138,6 +135,8 @@ enum KeyOf<I> {
 /// LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked)
 /// # }
 /// ```
+///
+/// An error that waiting does not resolve (no table, no access, a malformed row) always fails the invocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUnavailable {

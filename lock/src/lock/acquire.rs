@@ -129,17 +129,7 @@ impl Locks {
     }
 }
 
-/// An acquire that was not sent yet. Await it to get a [`Lock`], or [`run`](Self::run) work under the lock.
-///
-/// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
-/// key. With the keys of [`acquire_all`](Locks::acquire_all), it has all of them or none. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
-/// lost request. If the key is free, but the clock of this host is behind the last release, the attempt sends another
-/// `UpdateItem`, up to four while others change the row. With [`wait`](Self::wait), the wait decides when a throttled attempt
-/// is made again, and a refused acquire also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the
-/// future ends the wait.
-///
-/// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
-/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
+/// An acquire that was not sent yet.
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -154,6 +144,18 @@ impl Locks {
 /// lock.release().await
 /// # }
 /// ```
+///
+/// Await it to get a [`Lock`], or [`run`](Self::run) work under the lock.
+///
+/// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
+/// key. With the keys of [`acquire_all`](Locks::acquire_all), it has all of them or none. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
+/// lost request. If the key is free, but the clock of this host is behind the last release, the attempt sends another
+/// `UpdateItem`, up to four while others change the row. With [`wait`](Self::wait), the wait decides when a throttled attempt
+/// is made again, and a refused acquire also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the
+/// future ends the wait.
+///
+/// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
 ///
 /// # Withdrawal
 ///

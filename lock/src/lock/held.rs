@@ -25,13 +25,6 @@ use crate::row::{Acquisition, Hold, Release, Released, Renewed};
 
 /// A lock that was acquired.
 ///
-/// [Release](Self::release) it. A lock that is dropped without a release logs a warning and sends the release in the
-/// background, if there is a tokio runtime. Without a runtime, the key is free when the lease ends.
-///
-/// A lease cannot stop a process that is paused. Before a write that must not happen twice, take the [`fence`](Self::fence)
-/// along, and let the receiver reject a fence that is smaller than the largest one it has seen (Kleppmann, "How to do
-/// distributed locking"). Or put [`condition_check`](Self::condition_check) into the DynamoDB transaction that writes.
-///
 /// ```
 /// # use lambda_lock::{Error, Locks};
 /// # async fn example(locks: Locks) -> Result<(), Error> {
@@ -42,6 +35,13 @@ use crate::row::{Acquisition, Hold, Release, Released, Renewed};
 /// lock.release().await
 /// # }
 /// ```
+///
+/// [Release](Self::release) it. A lock that is dropped without a release logs a warning and sends the release in the
+/// background, if there is a tokio runtime. Without a runtime, the key is free when the lease ends.
+///
+/// A lease cannot stop a process that is paused. Before a write that must not happen twice, take the [`fence`](Self::fence)
+/// along, and let the receiver reject a fence that is smaller than the largest one it has seen (Kleppmann, "How to do
+/// distributed locking"). Or put [`condition_check`](Self::condition_check) into the DynamoDB transaction that writes.
 #[must_use = "a lock that is dropped at once protects nothing"]
 pub struct Lock {
     pub(super) hold: Arc<Holding>,

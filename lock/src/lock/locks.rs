@@ -27,7 +27,7 @@ use crate::text::printable;
 /// The limit of a warm-up: Lambda's init phase has 10 s.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The locks of one DynamoDB table. Cheap to clone.
+/// The locks of one DynamoDB table.
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks};
@@ -40,6 +40,8 @@ const WARM_UP_TIMEOUT: Duration = Duration::from_secs(3);
 /// lock.release().await
 /// # }
 /// ```
+///
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Locks(pub(crate) Arc<Settings>);
 
@@ -244,7 +246,7 @@ impl Locks {
     }
 }
 
-/// The settings of [`Locks`]. [`build`](Self::build) checks them.
+/// The settings of [`Locks`].
 ///
 /// ```
 /// # use std::time::Duration;
@@ -259,6 +261,8 @@ impl Locks {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// [`build`](Self::build) checks them.
 #[derive(Clone, Debug)]
 #[must_use = "settings have no effect until `build`"]
 pub struct LocksBuilder {

@@ -14,10 +14,7 @@ impl Locks {
     }
 }
 
-/// A key with several permits: up to N pieces of work hold it at a time. Cheap to clone.
-///
-/// A permit is a [`Lock`], and its acquire is an [`Acquire`]: with deadline, lease, wait, data and `run`.
-/// [`Holder::permits`](crate::Holder::permits) lists the permits that are held.
+/// A key with several permits: up to N pieces of work hold it at a time.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -36,6 +33,11 @@ impl Locks {
 /// # }
 /// # async fn call_the_bank() -> u32 { 0 }
 /// ```
+///
+/// Cheap to clone.
+///
+/// A permit is a [`Lock`], and its acquire is an [`Acquire`]: with deadline, lease, wait, data and `run`.
+/// [`Holder::permits`](crate::Holder::permits) lists the permits that are held.
 ///
 /// # Requests
 ///

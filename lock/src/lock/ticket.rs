@@ -18,6 +18,19 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
 /// [renews](Locks::renew_ticket) or [releases](Locks::release_ticket).
 ///
+/// ```
+/// # use lambda_lock::{Error, Locks, Ticket};
+/// # async fn first_step(locks: Locks) -> Result<Ticket, Error> {
+/// let lock = locks.acquire("deploy").await?;
+/// lock.into_ticket() // the last request of this process was the acquire
+/// # }
+/// # async fn last_step(locks: Locks, ticket: Ticket) -> Result<(), Error> {
+/// let lock = locks.resume(&ticket).await?;
+/// println!("resumed with fence {}", lock.fence());
+/// lock.release().await
+/// # }
+/// ```
+///
 /// [`Lock::into_ticket`] makes it. A Step Functions execution or a pipeline takes a lock in its first step, passes the ticket
 /// on as JSON, and frees the key in its last step. With the feature `serde` the ticket is serialisable. The features
 /// `idempotency`, `lambda` and `cli` turn it on. The guide "Locks across processes" ([`docs`](crate::docs)) has a
@@ -59,19 +72,6 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 ///
 /// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has
 /// them, and `"kind":"permit"` if it is a permit of a semaphore. Unknown fields are ignored. An unknown version, or a field that is missing or out of bounds, is an error that says so.
-///
-/// ```
-/// # use lambda_lock::{Error, Locks, Ticket};
-/// # async fn first_step(locks: Locks) -> Result<Ticket, Error> {
-/// let lock = locks.acquire("deploy").await?;
-/// lock.into_ticket() // the last request of this process was the acquire
-/// # }
-/// # async fn last_step(locks: Locks, ticket: Ticket) -> Result<(), Error> {
-/// let lock = locks.resume(&ticket).await?;
-/// println!("resumed with fence {}", lock.fence());
-/// lock.release().await
-/// # }
-/// ```
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",

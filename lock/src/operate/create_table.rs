@@ -24,6 +24,14 @@ impl Locks {
 
 /// A request to create the lock table, with the keys of the [`Locks`], on-demand billing by default, and TTL.
 ///
+/// ```
+/// # use lambda_lock::{Error, Locks};
+/// # async fn example(locks: Locks) -> Result<(), Error> {
+/// locks.create_table().tag("team", "billing").await?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// Await it. It waits up to five minutes until the table is active. An acquire never creates the table.
 ///
 /// If the table exists, only its TTL can change: it is turned on if it is off, and if all rows are those of locks and records.
@@ -37,14 +45,6 @@ impl Locks {
 ///
 /// IAM actions: `dynamodb:CreateTable`, `dynamodb:DescribeTable`, `dynamodb:DescribeTimeToLive`,
 /// `dynamodb:UpdateTimeToLive`, with tags `dynamodb:TagResource`, and for a table that exists without TTL `dynamodb:Scan`.
-///
-/// ```
-/// # use lambda_lock::{Error, Locks};
-/// # async fn example(locks: Locks) -> Result<(), Error> {
-/// locks.create_table().tag("team", "billing").await?;
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Debug)]
 #[must_use = "the table is not created unless this is awaited"]
 pub struct CreateTable {

@@ -138,12 +138,7 @@ impl Locks {
     }
 }
 
-/// A list of the lock rows of a table, held or free, in no order. It has the rows with the key prefix of the [`Locks`] and,
-/// if they have a sort key, with its value. It skips rows of other kinds.
-///
-/// A list reads the whole table. Each page is one consistent `Scan` of up to 1 MiB; IAM action `dynamodb:Scan`. DynamoDB
-/// bills the rows that it reads, not the rows that it returns. Each [semaphore](Locks::semaphore) costs one more read, a
-/// consistent `GetItem`; IAM action `dynamodb:GetItem`. For one key, use [`Locks::get`].
+/// A list of the lock rows of a table, held or free, in no order.
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks};
@@ -161,6 +156,13 @@ impl Locks {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// It has the rows with the key prefix of the [`Locks`] and, if they have a sort key, with its value. It skips rows of other
+/// kinds.
+///
+/// A list reads the whole table. Each page is one consistent `Scan` of up to 1 MiB; IAM action `dynamodb:Scan`. DynamoDB
+/// bills the rows that it reads, not the rows that it returns. Each [semaphore](Locks::semaphore) costs one more read, a
+/// consistent `GetItem`; IAM action `dynamodb:GetItem`. For one key, use [`Locks::get`].
 #[derive(Debug)]
 #[must_use = "a list reads nothing until a page is requested"]
 pub struct List {

@@ -17,6 +17,15 @@ const JSON_LEVELS: usize = 127;
 
 /// The format of a record's key, payload hash and result.
 ///
+/// ```
+/// # use lambda_lock::idempotency::RecordFormat;
+/// # use lambda_lock::Idempotency;
+/// # fn example(orders: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
+/// // Shares its records with Python's `@idempotent_function(key_prefix="orders", …)`.
+/// orders.format(RecordFormat::PowertoolsPython).prefix("orders")
+/// # }
+/// ```
+///
 /// Functions that share records must use the same format: none finds a record written in another one. A Powertools format
 /// shares records with functions in that language that have the same key prefix and the default hash function. There is
 /// no format for Powertools for Java and for .NET, which hash in other ways.
@@ -36,15 +45,6 @@ const JSON_LEVELS: usize = 127;
 /// A stored result is loaded as it was written. An integer that neither 64 bits nor a float can hold, as Python and
 /// JavaScript may write one, is not rounded: the duplicate gets an error of kind
 /// [`UnusableResult`](crate::ErrorKind::UnusableResult).
-///
-/// ```
-/// # use lambda_lock::idempotency::RecordFormat;
-/// # use lambda_lock::Idempotency;
-/// # fn example(orders: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
-/// // Shares its records with Python's `@idempotent_function(key_prefix="orders", …)`.
-/// orders.format(RecordFormat::PowertoolsPython).prefix("orders")
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordFormat {

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// The answer to a batch of Kafka: from where each partition is delivered again. `aws_lambda_events` 1.2 has no such type.
+/// The answer to a batch of Kafka: from where each partition is delivered again.
 ///
 /// ```
 /// let answer = lambda_lock::kafka::KafkaEventResponse::default();
 /// assert_eq!(serde_json::to_string(&answer)?, r#"{"batchItemFailures":[]}"#);
 /// # Ok::<_, serde_json::Error>(())
 /// ```
+///
+/// `aws_lambda_events` 1.2 has no such type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]

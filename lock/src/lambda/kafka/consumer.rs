@@ -10,9 +10,33 @@ use super::source::KafkaSource;
 use crate::idempotency::{Idempotency, OnMissingKey};
 use crate::lock::Locks;
 
-/// A tower layer that makes a consumer of Kafka topics, in Amazon MSK or self-managed, from a handler of one record. A record
-/// that is done does not run again for the [window](Consumer::window). Records with the same key run in order, one at a
-/// time.
+/// A tower layer that makes a consumer of Kafka topics, in Amazon MSK or self-managed, from a handler of one record.
+///
+/// ```no_run
+/// use lambda_lock::Locks;
+/// use lambda_lock::kafka::{KafkaConsumer, KafkaRecord};
+/// use lambda_runtime::{Error, Runtime};
+/// use serde::Deserialize;
+/// use tower::{Layer, service_fn};
+///
+/// #[derive(Deserialize)]
+/// struct Reading {
+///     celsius: f64,
+/// }
+///
+/// async fn store(record: KafkaRecord<Reading>) -> Result<(), Error> {
+///     Ok(println!("{} at {}", record.body.celsius, record.offset))
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     let consumer = KafkaConsumer::by_offset(Locks::from_env().await?);
+///     Runtime::new(consumer.layer(service_fn(store))).run().await
+/// }
+/// ```
+///
+/// A record that is done does not run again for the [window](Consumer::window). Records with the same key run in order, one
+/// at a time.
 ///
 /// [`Consumer`] says when a record is done, how long it may take, what is logged, and has the settings. The handler takes a
 /// [`KafkaRecord`], or a [`WithRun`](crate::WithRun) around it to get the run as well. The guide
@@ -46,31 +70,6 @@ use crate::lock::Locks;
 /// });
 /// Runtime::new(all_or_none).run().await
 /// # }
-/// ```
-///
-/// # Example
-///
-/// ```no_run
-/// use lambda_lock::Locks;
-/// use lambda_lock::kafka::{KafkaConsumer, KafkaRecord};
-/// use lambda_runtime::{Error, Runtime};
-/// use serde::Deserialize;
-/// use tower::{Layer, service_fn};
-///
-/// #[derive(Deserialize)]
-/// struct Reading {
-///     celsius: f64,
-/// }
-///
-/// async fn store(record: KafkaRecord<Reading>) -> Result<(), Error> {
-///     Ok(println!("{} at {}", record.body.celsius, record.offset))
-/// }
-///
-/// #[tokio::main]
-/// async fn main() -> Result<(), Error> {
-///     let consumer = KafkaConsumer::by_offset(Locks::from_env().await?);
-///     Runtime::new(consumer.layer(service_fn(store))).run().await
-/// }
 /// ```
 pub type KafkaConsumer<B, E = lambda_runtime::Error, T = (), H = KafkaRecord<B>> = Consumer<KafkaSource<B>, H, T, E>;
 

@@ -5,8 +5,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
-/// A batch of records, as Lambda sends it. JSON without `records` is not one. The type of `aws_lambda_events` does not read
-/// a record without a timestamp, and loses a millisecond of others.
+/// A batch of records, as Lambda sends it.
 ///
 /// A test reads it from JSON:
 ///
@@ -25,6 +24,9 @@ use serde::Deserialize;
 /// )?;
 /// # Ok::<_, serde_json::Error>(())
 /// ```
+///
+/// JSON without `records` is not one. The type of `aws_lambda_events` does not read a record without a timestamp, and loses
+/// a millisecond of others.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KafkaEvent {

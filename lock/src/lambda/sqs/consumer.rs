@@ -15,28 +15,7 @@ use crate::idempotency::{Idempotency, OnMissingKey};
 use crate::lock::Backoff;
 use crate::lock::Locks;
 
-/// A tower layer that makes a consumer of SQS batches from a handler of one message. A message that is done does
-/// not run again for the [window](Consumer::window), and only messages that are not done return to the queue.
-///
-/// [`Consumer`] says when a message is done, how long it may take, what is logged, and has the settings. The handler takes
-/// a [`SqsMessage`], or a [`WithRun`](crate::WithRun) around it to get the run as well.
-///
-/// - A message that is done is deleted from the queue.
-/// - A message that returns to the queue is visible again after the queue's visibility timeout. After `maxReceiveCount`
-///   deliveries, SQS moves it to the dead-letter queue.
-/// - A message that failed comes again after a delay of its own with `back_off`, and not at all if `dead_letter_if` sends it
-///   to a dead-letter queue (feature `sqs`).
-/// - A message that is in progress elsewhere returns to the queue; with `hide_while_in_progress` (feature `sqs`) hidden
-///   until that lease ends.
-/// - Up to [`concurrency`](Consumer::concurrency) messages run concurrently. In a FIFO queue, the messages of a group are a
-///   lane: after one that returns to the queue, the rest of its group returns as well.
-///
-/// In a FIFO queue, the messages that return behind a failed one have been received, too. If it fails each time, they
-/// become dead letters with it, and have never run. A `BatchSize` of 1 in the event source mapping prevents that.
-/// `dead_letter_if` prevents it for the errors that it takes: not for a panic, a timeout, or a body that does not parse.
-///
-/// If the process ends, or Lambda delivers the whole batch again for another reason, the deliveries of all its messages
-/// count: finally all of them may be in the dead-letter queue.
+/// A tower layer that makes a consumer of SQS batches from a handler of one message.
 ///
 /// ```no_run
 /// use lambda_lock::lambda::SqsMessage;
@@ -60,6 +39,29 @@ use crate::lock::Locks;
 ///     Runtime::new(consumer.layer(service_fn(pay))).run().await
 /// }
 /// ```
+///
+/// A message that is done does not run again for the [window](Consumer::window), and only messages that are not done return
+/// to the queue.
+///
+/// [`Consumer`] says when a message is done, how long it may take, what is logged, and has the settings. The handler takes
+/// a [`SqsMessage`], or a [`WithRun`](crate::WithRun) around it to get the run as well.
+///
+/// - A message that is done is deleted from the queue.
+/// - A message that returns to the queue is visible again after the queue's visibility timeout. After `maxReceiveCount`
+///   deliveries, SQS moves it to the dead-letter queue.
+/// - A message that failed comes again after a delay of its own with `back_off`, and not at all if `dead_letter_if` sends it
+///   to a dead-letter queue (feature `sqs`).
+/// - A message that is in progress elsewhere returns to the queue; with `hide_while_in_progress` (feature `sqs`) hidden
+///   until that lease ends.
+/// - Up to [`concurrency`](Consumer::concurrency) messages run concurrently. In a FIFO queue, the messages of a group are a
+///   lane: after one that returns to the queue, the rest of its group returns as well.
+///
+/// In a FIFO queue, the messages that return behind a failed one have been received, too. If it fails each time, they
+/// become dead letters with it, and have never run. A `BatchSize` of 1 in the event source mapping prevents that.
+/// `dead_letter_if` prevents it for the errors that it takes: not for a panic, a timeout, or a body that does not parse.
+///
+/// If the process ends, or Lambda delivers the whole batch again for another reason, the deliveries of all its messages
+/// count: finally all of them may be in the dead-letter queue.
 ///
 /// With a [key from the body](Consumer::new), a message that came back by a redrive from a dead-letter queue is found,
 /// too. The window must then cover the redrive: the queue, the dead-letter queue, and the queue again keep the message for

@@ -10,22 +10,7 @@ use super::source::{StreamRecord, StreamSource};
 use crate::idempotency::{Idempotency, OnMissingKey};
 use crate::lock::Locks;
 
-/// A tower layer that makes a consumer of Kinesis or DynamoDB streams from a handler of one record. A record that is
-/// done does not run again for the [window](Consumer::window). Records with the same key run in order, one at a time.
-///
-/// [`Consumer`] says when a record is done, how long it may take, what is logged, and has the settings. The handler takes a
-/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it
-/// to get the run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
-///
-/// - The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
-///   it are finished. The records behind it that are done are completed in the table, and do not run again.
-/// - A lane is the records of a batch with the same partition key, or in a DynamoDB stream with the same item's key. Lambda
-///   itself keeps the order between batches.
-/// - The consumer waits for a record that is in progress elsewhere.
-///
-/// Tumbling windows are not supported: a batch of one does not run and is answered as failed, and the first one is logged as
-/// an error. Records that the Kinesis Producer Library aggregated come as one record: see
-/// [`with_parser`](StreamConsumer::with_parser).
+/// A tower layer that makes a consumer of Kinesis or DynamoDB streams from a handler of one record.
 ///
 /// ```no_run
 /// use lambda_lock::Locks;
@@ -49,6 +34,23 @@ use crate::lock::Locks;
 ///     Runtime::new(consumer.layer(service_fn(store))).run().await
 /// }
 /// ```
+///
+/// A record that is done does not run again for the [window](Consumer::window). Records with the same key run in order, one
+/// at a time.
+///
+/// [`Consumer`] says when a record is done, how long it may take, what is logged, and has the settings. The handler takes a
+/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it
+/// to get the run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
+///
+/// - The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
+///   it are finished. The records behind it that are done are completed in the table, and do not run again.
+/// - A lane is the records of a batch with the same partition key, or in a DynamoDB stream with the same item's key. Lambda
+///   itself keeps the order between batches.
+/// - The consumer waits for a record that is in progress elsewhere.
+///
+/// Tumbling windows are not supported: a batch of one does not run and is answered as failed, and the first one is logged as
+/// an error. Records that the Kinesis Producer Library aggregated come as one record: see
+/// [`with_parser`](StreamConsumer::with_parser).
 ///
 /// A handler of a DynamoDB stream takes a `DynamoDbRecord<Order>` instead:
 ///

@@ -14,14 +14,6 @@ use super::source::{StreamRecord, event_key};
 
 /// One record of a DynamoDB stream: a change of an item.
 ///
-/// The stream's view type decides which images a record has: `KEYS_ONLY`, `NEW_IMAGE`, `OLD_IMAGE` or
-/// `NEW_AND_OLD_IMAGES`.
-///
-/// For a `DynamoDbRecord<serde_dynamo::Item>`, the images are the items as they are, with every type and every digit. For any
-/// other type, the consumer reads both images by serde, also one that the handler does not look at: a record with an image
-/// that cannot be read is not done, and blocks its shard. The error in the log names the attribute. The guide has [a table of
-/// which type reads what](crate::docs::streams#the-type-of-an-image).
-///
 /// ```
 /// use aws_lambda_events::dynamodb::EventRecord;
 /// use lambda_lock::streams::DynamoDbRecord;
@@ -31,6 +23,14 @@ use super::source::{StreamRecord, event_key};
 /// let record = DynamoDbRecord::new(Some("the new item"), None, record);
 /// assert_eq!(record.event_name(), "INSERT");
 /// ```
+///
+/// The stream's view type decides which images a record has: `KEYS_ONLY`, `NEW_IMAGE`, `OLD_IMAGE` or
+/// `NEW_AND_OLD_IMAGES`.
+///
+/// For a `DynamoDbRecord<serde_dynamo::Item>`, the images are the items as they are, with every type and every digit. For any
+/// other type, the consumer reads both images by serde, also one that the handler does not look at: a record with an image
+/// that cannot be read is not done, and blocks its shard. The error in the log names the attribute. The guide has [a table of
+/// which type reads what](crate::docs::streams#the-type-of-an-image).
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct DynamoDbRecord<B> {

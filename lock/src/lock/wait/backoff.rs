@@ -12,6 +12,15 @@ const MAX_SKIPPED: u32 = 1000;
 /// The delays of plain exponential backoff, for a [`Wait`](crate::Wait) that takes no turns, and for the messages that
 /// `SqsConsumer::back_off` returns to their queue.
 ///
+/// ```
+/// use std::time::Duration;
+/// use lambda_lock::{Backoff, Wait};
+///
+/// let seldom = Backoff::new().base(Duration::from_secs(1)).cap(Duration::from_secs(30));
+/// let wait = Wait::backoff(seldom).up_to(Duration::from_mins(10));
+/// # let _ = wait;
+/// ```
+///
 /// | setting | default |
 /// | --- | --- |
 /// | [`base`](Self::base) | 100 ms |
@@ -21,15 +30,6 @@ const MAX_SKIPPED: u32 = 1000;
 ///
 /// The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread by the [`Jitter`], and never
 /// longer than the cap. A delay ends at most one base delay after the end of the holder's lease.
-///
-/// ```
-/// use std::time::Duration;
-/// use lambda_lock::{Backoff, Wait};
-///
-/// let seldom = Backoff::new().base(Duration::from_secs(1)).cap(Duration::from_secs(30));
-/// let wait = Wait::backoff(seldom).up_to(Duration::from_mins(10));
-/// # let _ = wait;
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
     base: Duration,
@@ -40,14 +40,14 @@ pub struct Backoff {
 
 /// The random spread of the delays of a [`Backoff`], so that waiters do not all retry at once.
 ///
-/// Full jitter follows the AWS Architecture Blog, "Exponential Backoff And Jitter". *d* is the exponential delay.
-///
 /// ```
 /// use lambda_lock::{Backoff, Jitter};
 ///
 /// let steady = Backoff::new().jitter(Jitter::None);
 /// # let _ = steady;
 /// ```
+///
+/// Full jitter follows the AWS Architecture Blog, "Exponential Backoff And Jitter". *d* is the exponential delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Jitter {

@@ -19,15 +19,6 @@ use crate::error::Error;
 
 /// How an acquire waits for a contended key: in turn, or with plain backoff, and for how long.
 ///
-/// The wait ends with the budget, the number of attempts, or the deadline of the acquire, whichever comes first. The last
-/// attempt is made when the budget ends. A [`Duration`] stands for [`in_turn`](Self::in_turn) with this budget, and a
-/// [`Backoff`] for [`backoff`](Self::backoff) with the default budget.
-///
-/// | setting | default |
-/// | --- | --- |
-/// | [`up_to`](Self::up_to) | 10 s |
-/// | [`max_attempts`](Self::max_attempts) | no limit |
-///
 /// ```
 /// # use std::time::Duration;
 /// # use lambda_lock::{Backoff, Error, Locks, Wait};
@@ -39,6 +30,15 @@ use crate::error::Error;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// The wait ends with the budget, the number of attempts, or the deadline of the acquire, whichever comes first. The last
+/// attempt is made when the budget ends. A [`Duration`] stands for [`in_turn`](Self::in_turn) with this budget, and a
+/// [`Backoff`] for [`backoff`](Self::backoff) with the default budget.
+///
+/// | setting | default |
+/// | --- | --- |
+/// | [`up_to`](Self::up_to) | 10 s |
+/// | [`max_attempts`](Self::max_attempts) | no limit |
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wait {
     order: Order,
