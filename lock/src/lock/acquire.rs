@@ -371,9 +371,9 @@ impl Acquire {
     /// a turn, so that the wait goes on.
     ///
     /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and those ahead should be done.
-    /// If the hold lasts longer than others, they are up to half of its age. Without known holds, those of the next in line
-    /// grow from 5 s to 30 s or a twentieth of the hold's age; waiters behind it sleep as long as its longest delay. Without
-    /// a place, they are those of the backoff. The [deadline](Self::deadline) ends the lease and not the wait. One `UpdateItem` (IAM action
+    /// If the hold takes longer than others, they are up to half of its age. If the row does not know how long holds take,
+    /// they are up to half of its age, too, but at most 30 s or a twentieth of that age. Without a place, they are those of
+    /// the backoff. The [deadline](Self::deadline) ends the lease and not the wait. One `UpdateItem` (IAM action
     /// `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
     ///
     /// # Errors

@@ -29,6 +29,8 @@ pub(crate) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// shortest: a sleep has whole seconds, and a process starts.
 const SHORTEST_ELSEWHERE: Duration = Duration::from_secs(1);
 const LONGEST_ELSEWHERE: Duration = Duration::from_mins(15);
+/// How late such a waiter may be at most if it knows no holds, unless the hold takes much longer.
+const LATE_ELSEWHERE: Duration = Duration::from_secs(30);
 /// How often a waiter is given a place: again after its row was deleted.
 const MAX_JOINS: u32 = 3;
 /// The longest delay after a conflict with a transaction, and after a join that failed. It doubles with each one: a conflict
@@ -41,10 +43,9 @@ const EARLY: f64 = 0.5;
 const STEP: f64 = 0.5;
 /// The delay in ages of a hold whose end cannot be predicted.
 const GROWTH: f64 = 0.45;
-/// How much longer that delay is for each waiter ahead, and for the first waiters of a key whose holds are unknown.
-const GROWTH_BEHIND: f64 = 1.0;
-/// A waiter who is alone asks once more before the lease ends while the hold is younger than this share of its time.
-const YOUNG: f64 = 0.05;
+/// A part of a hold that is short beside it. A waiter who is alone asks once more before the lease ends while the hold is
+/// younger than that, and one that sleeps elsewhere asks as often if it knows no holds.
+const SHORT: f64 = 0.05;
 
 /// When a hold that takes much longer than recent ones is expected to end, beside others.
 const LATE: f64 = 1e12;
@@ -180,7 +181,8 @@ impl KeyTurn {
             _ if hold.released => left_of_lease,
             Some((mean, deviation)) if !is_late(age, mean, deviation) && age < mean => (mean - age).min(left_of_lease),
             Some((mean, deviation)) if !is_late(age, mean, deviation) => ((age - mean) * GROWTH).min(left_of_lease),
-            _ => (age * GROWTH).min(left_of_lease),
+            Some(_) => (age * GROWTH).min(left_of_lease),
+            None => (age * GROWTH).min(ms(LATE_ELSEWHERE).max(age * SHORT)).min(left_of_lease),
         };
         let turn = known.map_or(0.0, |(mean, _)| mean) + ms(SHORTEST_ELSEWHERE);
         let delay = left + count(ahead) * turn;
@@ -415,12 +417,12 @@ impl KeyTurn {
             // The lease ends soon.
             _ if seen.waiters <= 1 && left_of_lease <= ms(LONGEST_DELAY) => {
                 let end = age + left_of_lease;
-                let next = if age < YOUNG * end { (age * end).sqrt() } else { end };
+                let next = if age < SHORT * end { (age * end).sqrt() } else { end };
                 (next - age).max(moment)
             }
             Some(_) => (age * GROWTH * jitter).max(moment) + behind,
-            None if self.capacity > 1 => (age * (GROWTH + GROWTH_BEHIND * count(ahead)) * jitter).max(moment),
-            None => (age * (GROWTH + GROWTH_BEHIND * count(ahead + 1)) * jitter).max(moment),
+            None if self.capacity > 1 => (age * (GROWTH + count(ahead)) * jitter).max(moment),
+            None => (age * (GROWTH + count(ahead + 1)) * jitter).max(moment),
         };
         delay.min(left_of_lease + behind + random)
     }
