@@ -46,7 +46,12 @@ impl Plant {
             request: renew_without_condition,
             ..Self::NONE
         },
-        Self { name: "the fence does not grow", breaks: &[Broken::Fences], request: fence_stands_still, ..Self::NONE },
+        Self {
+            name: "an acquire ignores the numbers",
+            breaks: &[Broken::Fences],
+            request: numbers_ignored,
+            ..Self::NONE
+        },
         Self {
             name: "a retry does not recognise its own acquire",
             breaks: &[Broken::Itself],
@@ -167,10 +172,9 @@ fn renew_without_condition(request: &mut Request) {
     }
 }
 
-fn fence_stands_still(request: &mut Request) {
+fn numbers_ignored(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
         acquire.ignore("fence");
-        *acquire.set_mut("fence") = Operand::number(17);
     }
 }
 

@@ -126,14 +126,14 @@ pub(crate) async fn a_run_that_did_not_finish_is_released_or_completed(stack: &S
     for (payment, block, state) in [("not-done", 1, "free"), ("done", 2, "completed")] {
         let fence = locks
             .acquire(payment)
-            .lease(Duration::from_millis(1))
+            .lease(Duration::from_secs(2))
             .await
             .unwrap()
             .into_ticket()
             .unwrap()
             .fence()
             .to_string();
-        loop_until(Duration::from_secs(10), async || (!holder(&locks, payment).await.is_current()).then_some(())).await;
+        loop_until(Duration::from_secs(20), async || (!holder(&locks, payment).await.is_current()).then_some(())).await;
         let key = format!("{}#{payment}", in_stack("payment-queue"));
         let variables = [("KEY", key.as_str()), ("FENCE", fence.as_str()), ("WINDOW", "15days"), ("RESULT", "null")];
         let seen = runbook.run(stack, heading, 0, &variables).await;
