@@ -177,13 +177,17 @@ impl KeyTurn {
         let Target { hold, ahead } = self.target(seen, now);
         let left_of_lease = (count(hold.until) - ms(now.wall)).max(0.0);
         let (age, known) = (self.age(&hold, now), seen.queue.hold_time.map(in_ms));
+        let look = ms(LATE_ELSEWHERE).max(age * SHORT);
         let left = match known {
             _ if hold.released => left_of_lease,
-            Some((mean, deviation)) if !is_late(age, mean, deviation) && age < mean => (mean - age).min(left_of_lease),
-            Some((mean, deviation)) if !is_late(age, mean, deviation) => ((age - mean) * GROWTH).min(left_of_lease),
-            Some(_) => (age * GROWTH).min(left_of_lease),
-            None => (age * GROWTH).min(ms(LATE_ELSEWHERE).max(age * SHORT)).min(left_of_lease),
+            Some((mean, deviation)) if !is_late(age, mean, deviation) => {
+                until(mean, age).unwrap_or(((age - mean) * GROWTH).max(STEP * deviation))
+            }
+            Some(_) => age * GROWTH,
+            None if ahead == 0 => (age * GROWTH).clamp(ms(LONGEST_DELAY), look),
+            None => look,
         };
+        let left = left.min(left_of_lease);
         let turn = known.map_or(0.0, |(mean, _)| mean) + ms(SHORTEST_ELSEWHERE);
         let delay = left + count(ahead) * turn;
         elsewhere(in_time(delay))
