@@ -148,8 +148,10 @@ impl KeyTurn {
             let first = now.earlier(time(seen).min(now.wall));
             Hold { fence, first, other: None, since: None, until: 0, released: false }
         });
+        // An acquisition that follows this one began after it was seen.
+        let at = hold.as_ref().map_or(now, |hold| hold.first);
         let (holds, waiters) = (hold.into_iter().collect(), queue.waiters(now));
-        let seen = Seen { at: now, holds, free: 0, waiters, queue };
+        let seen = Seen { at, holds, free: 0, waiters, queue };
         Self { place, joins, seen: Some(seen), ..Self::new(capacity) }
     }
 
