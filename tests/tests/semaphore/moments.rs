@@ -92,7 +92,7 @@ impl Stage {
     }
 
     /// Whether a waiter takes a permit that has this place, or none. A waiter with a place knows that holds take 100 ms, so it
-    /// leaves permits to those ahead for 8 ms.
+    /// leaves permits to those ahead for 6 ms.
     async fn takes(&self, situation: &Situation, place: Option<u64>) -> bool {
         let put = self.engine.client().put_item().table_name(TABLE).set_item(Some(self.row(situation)));
         put.send().await.unwrap();
@@ -139,7 +139,7 @@ async fn a_permit_is_left_to_those_ahead_for_a_moment() {
     let stage = Stage::set().await;
     let now = stage.now();
     // A time that is later than the clock skew allows is wrong.
-    for (freed_at, takes) in [(now - 9, true), (now - 8, false), (now, false), (now + 1000, false), (now + 1001, true)]
+    for (freed_at, takes) in [(now - 7, true), (now - 6, false), (now, false), (now + 1000, false), (now + 1001, true)]
     {
         let situation = stage.one_is_free(freed_at);
         assert_eq!(stage.takes(&situation, Some(2)).await, takes, "{situation:?}");
@@ -148,7 +148,7 @@ async fn a_permit_is_left_to_those_ahead_for_a_moment() {
         // The next in line leaves it to nobody.
         assert!(stage.takes(&situation, Some(1)).await, "{situation:?}");
     }
-    for (end, takes) in [(now - 9, true), (now - 8, false), (now, false)] {
+    for (end, takes) in [(now - 7, true), (now - 6, false), (now, false)] {
         let situation = stage.one_has_ended(end);
         assert_eq!(stage.takes(&situation, Some(2)).await, takes, "{situation:?}");
     }
