@@ -367,7 +367,7 @@ impl Error {
         mut holders: Vec<(String, Option<Holder>)>,
         place: Place<'_>,
     ) -> Self {
-        holders.sort_by_key(|(_, holder)| Reverse(holder.as_ref().map(|holder| holder.until)));
+        holders.sort_by_key(|(_, holder)| Reverse(holder.as_ref().map(Holder::end)));
         let mut holders = holders.into_iter();
         let (key, holder) = holders.next().unwrap_or_default();
         let mut this = Self::new(cause(holder), place, &key);

@@ -22,34 +22,48 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// The fields are as the row has them; the methods describe a semaphore by one of its permits.
 #[derive(Clone)]
 pub struct Holder {
+    pub(crate) kind: HolderKind,
+    /// When the row was read, by the reader's clock, as all times in milliseconds since the Unix epoch.
+    pub(crate) now: u64,
     pub(crate) owner: Option<String>,
     pub(crate) name: Option<String>,
-    pub(crate) fence: Option<u64>,
-    /// The number in its place: of a key, the fence.
+    /// The last number that the place has accepted: of a key, its fence.
     pub(crate) number: Option<u64>,
+    /// Of a semaphore, the fence of the last permit.
+    pub(crate) fence: Option<u64>,
+    /// The number of the last release. If it is the number of the place, nobody has acquired it since.
+    pub(crate) released: Option<u64>,
     /// The numbers up to this one were given up.
     pub(crate) withdrawn: Option<u64>,
-    /// Milliseconds since the Unix epoch, as in the row.
+    /// The sequence of the owner's last request.
+    pub(crate) sequence: Option<u64>,
+    /// The nonce of the last resumption with a ticket.
+    pub(crate) resumed: Option<String>,
     pub(crate) since: Option<u64>,
     /// When the hold began, of which the holder has taken the rest over.
     pub(crate) held_since: Option<u64>,
+    /// The end of the lease, with the clock skew, or of the window of a completed run.
     pub(crate) until: u64,
-    pub(crate) data: Option<Data>,
-    pub(crate) current: bool,
+    /// When the place was last freed: a hint.
+    pub(crate) freed_at: Option<u64>,
+    /// The TTL of a row that does not use it for anything else.
+    pub(crate) ttl: Option<u64>,
     pub(crate) completed: bool,
-    pub(crate) released: bool,
+    pub(crate) data: Option<Data>,
     /// The stored error of a completed record.
     pub(crate) error: Option<Data>,
     /// The digest of the payload fields that must match.
     pub(crate) validation: Option<String>,
-    pub(crate) waiters: u64,
     pub(crate) queue: Queue,
     pub(crate) reservation: Option<Reservation>,
-    pub(crate) kind: HolderKind,
-    /// The permits of a semaphore.
+    /// The permits of a semaphore. The lease that ends first comes first.
     pub(crate) permits: Vec<Holder>,
+    /// The map of a permit.
+    pub(crate) map: Option<AttributeValue>,
 }
 
 /// What a [`Holder`] describes.
@@ -64,36 +78,74 @@ pub(crate) enum HolderKind {
 }
 
 impl Holder {
-    /// Creates the holder of a released row, about which no more is known.
-    pub(crate) fn released(kind: HolderKind, owner: String, name: Option<String>, until: u64) -> Self {
+    /// Creates the holder of a row about which nothing is known.
+    pub(crate) fn unknown(kind: HolderKind, now: u64) -> Self {
         Self {
-            owner: Some(owner),
-            name,
-            fence: None,
+            kind,
+            now,
+            owner: None,
+            name: None,
             number: None,
+            fence: None,
+            released: None,
             withdrawn: None,
+            sequence: None,
+            resumed: None,
             since: None,
             held_since: None,
-            until,
-            data: None,
-            current: false,
+            until: 0,
+            freed_at: None,
+            ttl: None,
             completed: false,
-            released: true,
+            data: None,
             error: None,
             validation: None,
-            waiters: 0,
             queue: Queue::default(),
             reservation: None,
-            kind,
             permits: Vec::new(),
+            map: None,
         }
+    }
+
+    /// Returns the permit that describes a semaphore: the one whose lease ends first. If all leases have ended, that is the one
+    /// that ended last.
+    fn shown(&self) -> &Self {
+        self.permits.iter().find(|permit| permit.is_current()).or_else(|| self.permits.last()).unwrap_or(self)
+    }
+
+    pub(crate) fn is_owned_by(&self, owner: &str) -> bool {
+        self.owner.as_deref() == Some(owner)
+    }
+
+    /// Returns `true` if the place was released, or its run completed. Powertools completes a row without a look at its owner,
+    /// but it leaves `released` unchanged.
+    pub(crate) fn is_released(&self) -> bool {
+        self.released.is_some() && self.released == self.number
+    }
+
+    /// Returns `true` if the acquisition with this number is there, and was neither released nor completed.
+    pub(crate) fn is_acquired_with(&self, number: u64) -> bool {
+        self.number == Some(number) && !self.completed && !self.is_released()
+    }
+
+    /// Returns `true` if somebody has the place: its lease has not ended.
+    pub(crate) fn is_held(&self) -> bool {
+        !self.completed && !self.is_released() && self.until > self.now
+    }
+
+    /// Returns when the place becomes free, or when it became free. A release without a minimum hold leaves no end.
+    pub(crate) fn end(&self) -> u64 {
+        let shown = self.shown();
+        let is_free = shown.until <= shown.now && !shown.completed;
+        let freed_at = shown.freed_at.filter(|_| is_free && (shown.is_released() || shown.is_semaphore()));
+        shown.until.max(freed_at.unwrap_or_default())
     }
 
     /// Returns the holder's name, for people. By default it is the function and the log stream on Lambda, with the request
     /// id under a middleware, and the process id elsewhere. It is as the row has it: `Display` escapes and shortens it.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
-        self.name.as_deref()
+        self.shown().name.as_deref()
     }
 
     /// Returns the name and the identity, for people.
@@ -109,7 +161,7 @@ impl Holder {
     /// Returns the nonce of the acquisition. A row that another library wrote has none.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
-        self.owner.as_deref()
+        self.shown().owner.as_deref()
     }
 
     /// Returns the identity that the acquire was [given](crate::Acquire::identity), such as the ARN of an execution. For one
@@ -125,20 +177,20 @@ impl Holder {
     /// that another library wrote has none.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
-        self.fence
+        self.shown().fence
     }
 
     /// Returns when the key was acquired, by the holder's clock.
     #[must_use]
     pub fn since(&self) -> Option<SystemTime> {
-        self.since.map(time)
+        self.shown().since.map(time)
     }
 
     /// Returns when the key becomes free at the latest. For a free key, returns when it became free. For a
     /// [completed](Self::is_completed) run, returns when the window of its result ends.
     #[must_use]
     pub fn until(&self) -> SystemTime {
-        time(self.until)
+        time(self.end())
     }
 
     /// Returns the data that the holder left in the row. For a [completed](Self::is_completed) run, this is the result.
@@ -153,7 +205,8 @@ impl Holder {
     /// [has been released](Self::has_released): `OnUnfinished::Reject` refuses what a run has left unfinished.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        self.current
+        let shown = self.shown();
+        shown.until > shown.now
     }
 
     /// Returns `true` if the holder released the key or completed its run. If this is `false` and the key is free, the lease
@@ -161,7 +214,8 @@ impl Holder {
     /// [held](Self::is_current) for a while.
     #[must_use]
     pub fn has_released(&self) -> bool {
-        self.released
+        let shown = self.shown();
+        shown.completed || shown.is_released()
     }
 
     /// Returns the length of the key's queue when the row was read: the places that were given to waiters and not served. A
@@ -169,7 +223,7 @@ impl Holder {
     /// Waiters with an explicit backoff take no place, and waiters for a record of idempotency neither.
     #[must_use]
     pub fn waiters(&self) -> u64 {
-        self.waiters
+        self.queue.waiters(self.now)
     }
 
     /// Returns how long recent holds of the key took, from acquire to release: a mean in which the last hold weighs an eighth.
@@ -217,45 +271,24 @@ impl Holder {
 /// Hides the digest of the payload, from which a short payload can be guessed.
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            owner,
-            name,
-            fence,
-            number: _,
-            withdrawn: _,
-            since,
-            held_since: _,
-            until,
-            data,
-            current,
-            completed,
-            released,
-            error,
-            validation,
-            waiters,
-            queue: _,
-            reservation: _,
-            kind,
-            permits,
-        } = self;
-        let validation = validation.as_ref().map(|_| "…");
+        let validation = self.validation.as_ref().map(|_| "…");
         // Another program may have written any text. `Debug` of a string escapes it.
-        let [owner, name] = [owner, name].map(|text| text.as_deref().map(|text| shortened(text, MAX_SHOWN)));
+        let shown = |text: Option<&str>| text.map(|text| shortened(text, MAX_SHOWN).into_owned());
         f.debug_struct("Holder")
-            .field("owner", &owner)
-            .field("name", &name)
-            .field("fence", fence)
-            .field("since", since)
-            .field("until", until)
-            .field("data", data)
-            .field("current", current)
-            .field("completed", completed)
-            .field("released", released)
-            .field("error", error)
+            .field("kind", &self.kind)
+            .field("owner", &shown(self.owner()))
+            .field("name", &shown(self.name()))
+            .field("fence", &self.fence())
+            .field("since", &self.shown().since)
+            .field("until", &self.end())
+            .field("data", &self.data)
+            .field("current", &self.is_current())
+            .field("completed", &self.completed)
+            .field("released", &self.has_released())
+            .field("error", &self.error)
             .field("validation", &validation)
-            .field("waiters", waiters)
-            .field("kind", kind)
-            .field("permits", permits)
+            .field("waiters", &self.waiters())
+            .field("permits", &self.permits)
             .finish_non_exhaustive()
     }
 }
@@ -267,7 +300,7 @@ const NAMED: usize = 5;
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let until = humantime::format_rfc3339_millis(self.until());
-        let mut permits = self.permits.iter().filter(|permit| permit.current == self.current);
+        let mut permits = self.permits.iter().filter(|permit| permit.is_current() == self.is_current());
         let Some(first) = permits.next() else { return write!(f, "{} until {until}", self.printable_name()) };
         f.write_str(&first.printable_name())?;
         for permit in permits.by_ref().take(NAMED - 1) {

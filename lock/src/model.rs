@@ -12,8 +12,7 @@ use crate::holder::Holder;
 use crate::lock::asking::{Asking, Ended, Event, Step as Next};
 use crate::lock::{Acquire, Continuation, Locks, Ticket};
 use crate::row::{
-    Acquisition, Kind, Outcome, RecordClaim, Release, Released, Renewed, SCRIPT, Script, Table, answer, holder_of,
-    requests,
+    Acquisition, Kind, Outcome, RecordClaim, Release, Released, Renewed, SCRIPT, Script, Table, answer, requests,
 };
 pub use crate::row::{Clocks, Item, Reply, Request};
 
@@ -247,7 +246,7 @@ impl Operation {
     /// Frees what an operator sees in this row, if anybody has it.
     #[must_use]
     pub fn free(key: &str, row: Item, now: Clocks) -> Option<Self> {
-        let seen = holder_of(row, now.moment()).ok().filter(|seen| !seen.completed && !seen.released)?;
+        let seen = Holder::read(row, now.moment()).ok().filter(|seen| !seen.has_released())?;
         Some(Self::new(What::Free(key.to_owned(), Box::new(seen)), now))
     }
 

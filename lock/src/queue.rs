@@ -23,8 +23,8 @@ pub(crate) struct Queue {
 impl Queue {
     /// Returns the number of places that were given and not served. Waiters that gave up count until one behind them is
     /// served, or until all have stopped waiting.
-    pub(crate) fn waiters(&self, now: Moment) -> u64 {
-        if self.until > now.millis() { self.tail.saturating_sub(self.head) } else { 0 }
+    pub(crate) fn waiters(&self, now: u64) -> u64 {
+        if self.until > now { self.tail.saturating_sub(self.head) } else { 0 }
     }
 }
 

@@ -48,7 +48,7 @@ impl Problem {
         match error.kind() {
             ErrorKind::KeyMissing => Self::KeyMissing,
             ErrorKind::InProgress | ErrorKind::Held => {
-                let (since, until) = error.holder().map_or((None, 0), |holder| (holder.since, holder.until));
+                let (since, until) = error.holder().map_or((None, 0), |holder| (holder.since, holder.end()));
                 let age = now.saturating_sub(since.unwrap_or(now));
                 Self::InProgress(seconds_to_wait(age, until.saturating_sub(now)))
             }

@@ -123,11 +123,12 @@ where
             Ok(Begun::Acquired(lock)) => {
                 let name = invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder);
                 let cache_entry = settings.cache.is_some().then(|| Holder {
+                    owner: Some(lock.owner().to_owned()),
+                    name: Some(name.clone()),
                     since: Some(millis(since_epoch(lock.acquired_at()))),
-                    current: true,
                     completed: true,
                     validation,
-                    ..Holder::released(HolderKind::Key, lock.owner().to_owned(), Some(name.clone()), 0)
+                    ..Holder::unknown(HolderKind::Key, 0)
                 });
                 Ok(NextStep::Run(self.new_run(lock, cache_entry)))
             }

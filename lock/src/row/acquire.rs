@@ -1,17 +1,16 @@
 //! The acquire: an attempt that takes what is free, and what its answer says.
 
-use super::claim::{Claim, Claimed, Plan, Seen};
+use super::claim::{Claim, Claimed, Plan};
 use super::expression::{Update, count};
 use super::kind::Acquisition;
 use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
-use super::owner::is_same_identity;
 use super::place::{gives_permit, is_over};
-use super::read::{Row, number_at};
+use super::read::{Unreadable, number_at};
 use super::table::{Item, Table};
 use super::write::{Answer, Refused, Write};
 use crate::clock::{Moment, micros};
 use crate::error::{Cause, Error};
-use crate::holder::Data;
+use crate::holder::{Data, Holder};
 use crate::limits::MAX_PERMITS;
 
 impl Acquisition {
@@ -79,18 +78,16 @@ impl Acquisition {
             vec![number; self.kind.all_keys().len()]
         };
         let left = before.remove(DATA).map(Data).filter(|_| !self.kind.is_record());
-        let last = Row::read(before).ok();
+        let last = Holder::read(before, claim.now).ok();
         let hold_time = last.as_ref().and_then(|row| row.queue.hold_time);
         let mut taken_from: Vec<_> = plan.ended.into_iter().filter(|permit| !permit.is_released()).collect();
-        if let (Some(seen), Some(semaphore)) =
-            (plan.over.first().and_then(Option::as_ref), last.as_ref().and_then(|row| row.semaphore.as_ref()))
-        {
-            taken_from.extend(semaphore.permit(&seen.owner).cloned());
-        }
-        let mut taken_from: Vec<_> = taken_from.into_iter().map(|permit| permit.into_holder(claim.now)).collect();
-        if let Some(row) = last.filter(|row| row.semaphore.is_none()) {
-            let holder = row.into_holder(claim.now);
-            taken_from.extend((!holder.completed && !holder.released).then_some(holder));
+        let over = plan.over.into_iter().next().flatten();
+        match last {
+            Some(row) if row.is_semaphore() => {
+                let over = over.and_then(|seen| row.permit(seen.owner.as_deref()?).cloned());
+                taken_from.extend(over);
+            }
+            row => taken_from.extend(row.filter(|holder| !holder.has_released())),
         }
         Ok(Claimed::Granted { fences, data: claim.data.cloned().or(left), taken_from, hold_time })
     }
@@ -127,13 +124,12 @@ impl Acquisition {
         mut refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
         let prevented = refused.prevented.take();
-        let now = claim.now.millis();
         self.plan.over = vec![None; self.kind.all_keys().len()];
         let (mut own, mut held, mut asks_again) = (Vec::new(), Vec::new(), false);
-        for (key, row) in refused.rows {
+        for (key, row) in refused.into_each(claim.now) {
             let row = row.map_err(|why| self.unreadable(why, table, &key))?;
             let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
-            if row.semaphore.is_some() {
+            if row.is_semaphore() {
                 let not = if self.kind.is_record() { "a record of idempotency" } else { "a lock" };
                 return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, table.place(), &key));
             }
@@ -144,16 +140,14 @@ impl Acquisition {
                 self.hold_times[index] = row.queue.hold_time;
             }
             let last = row.fence.max(row.withdrawn);
-            let earlier = row.owner.as_deref().filter(|_| row.is_held(now)).and_then(|owner| {
-                let is_earlier = owner != self.owner && is_same_identity(&self.owner, owner);
-                is_earlier.then(|| Some(Seen { owner: owner.to_owned(), number: row.fence? })).flatten()
-            });
-            if row.is_owned_by(&self.owner) && !row.is_released() && !row.completed {
+            let is_own = row.is_owned_by(&self.owner);
+            let is_earlier = !is_own && row.is_held() && row.number.is_some() && row.has_identity_of(&self.owner);
+            if is_own && !row.has_released() {
                 own.push(row);
-            } else if let (Some(earlier), Some(index)) = (earlier, self.index_of(&key)) {
-                self.plan.over[index] = Some(earlier);
+            } else if let (true, Some(index)) = (is_earlier, self.index_of(&key)) {
+                self.plan.over[index] = Some(row);
                 asks_again = true;
-            } else if (last >= Some(number) || has_taken_over) && row.end <= now && !claim.takes_over {
+            } else if (last >= Some(number) || has_taken_over) && !row.is_current() && !claim.takes_over {
                 // It is free: the number was too small, or what was to be taken over has ended meanwhile.
                 if last >= Some(MAX_FENCE) {
                     return Err(table.last_fence(&key));
@@ -163,7 +157,7 @@ impl Acquisition {
                 held.push((key, row));
             }
         }
-        let number_of = |row: &Row| row.fence.unwrap_or_default();
+        let number_of = |row: &Holder| row.number.unwrap_or_default();
         match (own.first().map(number_of), prevented) {
             // An earlier attempt was applied, to all rows.
             (Some(applied), _)
@@ -180,7 +174,6 @@ impl Acquisition {
             (_, Some(error)) if held.is_empty() => Err(error),
             (Some(_), _) => Ok(Some(Claimed::InPart)),
             (None, _) => {
-                let held: Vec<_> = held.into_iter().map(|(key, row)| (key, row.into_holder(claim.now))).collect();
                 if let (Some(record), [(key, holder)]) = (&self.kind.record, &held[..]) {
                     let completed = record.refusal(holder.clone());
                     let completed = completed.map_err(|cause| Error::new(*cause, table.place(), key))?;
@@ -198,37 +191,36 @@ impl Acquisition {
         permits: u32,
         refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
-        let Some(row) = refused.into_row(table)? else {
+        let Some(row) = refused.into_row(table, claim.now)? else {
             // The permits to replace, or to take over, are gone with their row.
             return Ok(None);
         };
         let key = self.key().to_owned();
-        let Some(semaphore) = &row.semaphore else {
+        if !row.is_semaphore() {
             let cause = Cause::WrongKind { is: "a lock or a record of idempotency", not: "a semaphore" };
             return Err(Error::new(cause, table.place(), &key));
-        };
+        }
         self.numbers.see(row.withdrawn);
         if row.withdrawn >= Some(MAX_FENCE) || row.fence > Some(MAX_FENCE) {
             return Err(table.last_fence(&key));
         }
-        let now = claim.now.millis();
-        if let Some(permit) = semaphore.permit(&self.owner) {
+        if let Some(permit) = row.permit(&self.owner) {
             let (fences, hold_time) = (permit.fence.into_iter().collect(), row.queue.hold_time);
-            self.numbers.own = permit.number;
+            self.numbers.own = permit.number.unwrap_or_default();
             return Ok(Some(Claimed::Already { fences, data: row.data, hold_time }));
         }
-        let earlier = semaphore.permit_of_identity(&self.owner).filter(|permit| permit.lease_end > now);
+        let earlier = row.permit_of_identity(&self.owner).filter(|permit| permit.is_current());
         if let Some(earlier) = earlier.filter(|permit| !permit.is_released()) {
-            self.numbers.see(Some(earlier.number));
-            self.plan.over = vec![Some(Seen { owner: earlier.owner.clone(), number: earlier.number })];
+            self.numbers.see(earlier.number);
+            self.plan.over = vec![Some(earlier.clone())];
             return Ok(None);
         }
-        let ended = || semaphore.permits.iter().filter(|permit| permit.lease_end <= now);
-        let is_full = semaphore.permits.len() - ended().count() >= permits as usize;
+        let ended = || row.permits.iter().filter(|permit| !permit.is_current());
+        let is_full = row.permits.len() - ended().count() >= permits as usize;
         let ended: Vec<_> = ended().take(MAX_PERMITS as usize).cloned().collect();
         // The identity has released its permit, which counts until its minimum hold ends; or those ahead replace what ended.
         if earlier.is_some() || claim.takes_over || is_full || !gives_permit(table, permits, claim, &row, &ended) {
-            return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &key));
+            return Err(Error::new(Cause::Held(row), table.place(), &key));
         }
         self.plan.passed = claim.rank().place.filter(|place| *place < row.queue.head);
         self.plan.ended = ended;
@@ -240,7 +232,7 @@ impl Acquisition {
         self.kind.all_keys().iter().position(|other| other == key)
     }
 
-    fn unreadable(&self, why: super::read::Unreadable, table: &Table, key: &str) -> Error {
+    fn unreadable(&self, why: Unreadable, table: &Table, key: &str) -> Error {
         if self.kind.is_record() {
             return super::record_claim::RecordClaim::unreadable(why, table, key);
         }

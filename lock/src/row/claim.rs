@@ -5,8 +5,6 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::expression::{Path, Update, value};
-use super::owner::split;
-use super::semaphore;
 use crate::clock::{Lease, Moment};
 use crate::holder::{Data, Holder};
 use crate::limits::{REQUEST_TIMEOUT, time_to_ask};
@@ -68,29 +66,15 @@ impl Rank {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     /// The acquisitions of the same identity to take over, in the order of the keys.
-    pub(super) over: Vec<Option<Seen>>,
+    pub(super) over: Vec<Option<Holder>>,
     /// The permits to replace.
-    pub(super) ended: Vec<semaphore::Permit>,
+    pub(super) ended: Vec<Holder>,
     /// The place of this waiter, if one behind it was served first.
     pub(super) passed: Option<u64>,
 }
 
-/// An acquisition that a refusal has shown.
-#[derive(Clone, Debug)]
-pub(super) struct Seen {
-    pub(super) owner: String,
-    pub(super) number: u64,
-}
-
-impl Seen {
-    /// Returns the nonce of an owner that has an identity.
-    pub(super) fn nonce(&self) -> &str {
-        split(&self.owner).map_or("", |(_, nonce)| nonce)
-    }
-}
-
 impl Plan {
-    pub(super) fn over(&self, index: usize) -> Option<&Seen> {
+    pub(super) fn over(&self, index: usize) -> Option<&Holder> {
         self.over.get(index)?.as_ref()
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::expression::{count, text};
 use super::hold::TRIES;
 use super::names::{COMPLETED, DATA, EXPIRATION, HOLDER, STATUS};
-use super::owner::{is_same_identity, start_of};
+use super::owner::start_of;
 use super::place::{Hold, ended_by_others, free, free_permits_for_others, number_for_others, with_hold};
 use super::table::Table;
 use super::write::Answer;
@@ -44,9 +44,7 @@ impl Table {
     /// request to free it; again if others change the row.
     pub(crate) async fn release_identity(&self, key: &str, identity: &str, now: Moment) -> Result<bool, Error> {
         let start = start_of(identity);
-        let is_own = |held: &&Holder| {
-            held.current && !held.released && held.owner().is_some_and(|owner| owner.starts_with(&start))
-        };
+        let is_own = |held: &&Holder| held.is_held() && held.owner().is_some_and(|owner| owner.starts_with(&start));
         for _ in 0..TRIES {
             let Some(seen) = self.get(key, now).await? else { return Ok(false) };
             let all = if seen.kind == HolderKind::Key { std::slice::from_ref(&seen) } else { &seen.permits[..] };
@@ -73,7 +71,7 @@ impl Table {
             For::Identity(hold) => with_hold(update, hold, now.wall).remove(HOLDER),
         };
         let Answer::Refused(refused) = self.write(update, None).await? else { return Ok(true) };
-        Ok(refused.into_row(self)?.is_some_and(|row| {
+        Ok(refused.into_row(self, now)?.is_some_and(|row| {
             let by_holder = !row.completed && row.owner.is_some() && row.owner == seen.owner && row.is_released();
             // An earlier attempt of this request was applied; its answer was lost.
             by_holder || row.released == Some(last)
@@ -103,15 +101,15 @@ impl Table {
                 permits.drain(..freed);
                 continue;
             };
-            let Some(row) = refused.into_row(self)? else { return Ok(None) };
-            let Some(semaphore) = &row.semaphore else { return Ok(None) };
+            let Some(row) = refused.into_row(self, now)? else { return Ok(None) };
+            if !row.is_semaphore() {
+                return Ok(None);
+            }
             withdrawn = row.withdrawn;
-            let is_there = |owner: &str, seen: &Holder| {
-                semaphore.permit(owner).is_some_and(|permit| Some(permit.number) == seen.number)
-            };
-            let has_later = |owner: &str| {
-                semaphore.permits.iter().any(|held| is_same_identity(owner, &held.owner) && !held.is_released())
-            };
+            let is_there =
+                |owner: &str, seen: &Holder| row.permit(owner).is_some_and(|permit| permit.number == seen.number);
+            let has_later =
+                |owner: &str| row.permits.iter().any(|held| held.has_identity_of(owner) && !held.is_released());
             permits.retain(|(owner, seen)| {
                 let is_there = is_there(owner, seen);
                 later += usize::from(!is_there && has_later(owner));
@@ -144,7 +142,7 @@ impl Table {
         let completion = if result.is_some() { completion.set_data(result) } else { completion.remove(DATA) };
         let Answer::Refused(refused) = self.write(completion, None).await? else { return Ok(true) };
         // An earlier attempt of this request was applied; its answer was lost.
-        Ok(refused.into_row(self)?.is_some_and(|row| row.completed && row.released == Some(last)))
+        Ok(refused.into_row(self, now)?.is_some_and(|row| row.completed && row.released == Some(last)))
     }
 
     fn number_over(&self, seen: &Holder, now: Moment) -> u64 {

@@ -6,7 +6,6 @@ use super::expression::{Attribute as _, Condition, any};
 use super::kind::Acquisition;
 use super::names::MAX_SEQUENCE;
 use super::place::{Hold, Release, number_of_release};
-use super::read::Row;
 use super::table::Table;
 use super::write::{Answer, Write};
 use crate::clock::{Lease, Moment};
@@ -46,7 +45,7 @@ pub(super) struct Releasing<'a> {
     own: u64,
     release: Release<'a>,
     /// The keys that the owner does not hold.
-    others: Vec<(String, Option<Row>)>,
+    others: Vec<(String, Option<Holder>)>,
     unreadable: Option<Error>,
 }
 
@@ -74,8 +73,8 @@ impl<'a> Releasing<'a> {
     pub(super) fn on(&mut self, table: &Table, answer: Answer) {
         self.keys.clear();
         let Answer::Refused(refused) = answer else { return };
-        self.keys = refused.willing;
-        for (key, row) in refused.rows {
+        self.keys.clone_from(&refused.willing);
+        for (key, row) in refused.into_each(self.release.now) {
             match row {
                 // Its attempts were given up before, by a larger number.
                 Ok(Some(row))
@@ -92,7 +91,7 @@ impl<'a> Releasing<'a> {
     }
 
     /// Returns the keys that the owner does not hold, with their rows.
-    pub(super) fn ended(self) -> Result<Vec<(String, Option<Row>)>, Error> {
+    pub(super) fn ended(self) -> Result<Vec<(String, Option<Holder>)>, Error> {
         self.unreadable.map_or(Ok(self.others), Err)
     }
 }
@@ -108,7 +107,7 @@ struct Withdrawing {
     last: u64,
     /// The row of the first key as it was seen last, if it was.
     #[expect(clippy::option_option, reason = "a row that is gone was seen, too")]
-    seen: Option<Option<Row>>,
+    seen: Option<Option<Holder>>,
     tries: u32,
     phase: Phase,
 }
@@ -173,9 +172,9 @@ impl Withdrawing {
     fn given_up(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<(), Error> {
         self.tries += 1;
         let (row, is_withdrawn) = match answer {
-            Answer::Applied(before) => (Row::read(before).ok(), true),
+            Answer::Applied(before) => (Holder::read(before, now).ok(), true),
             Answer::Refused(refused) => {
-                let row = refused.into_row(table)?;
+                let row = refused.into_row(table, now)?;
                 let is_withdrawn = row.as_ref().is_some_and(|row| self.acquisition.is_refused_by(row, self.last));
                 (row, is_withdrawn)
             }
@@ -194,8 +193,8 @@ impl Withdrawing {
     }
 
     /// Frees what an earlier attempt has taken of these keys, with its number.
-    fn freed(&mut self, others: Vec<(String, Option<Row>)>, is_last: bool, now: Moment) {
-        let earlier = |row: &Option<Row>| self.acquisition.own_number(row.as_ref()?, self.last);
+    fn freed(&mut self, others: Vec<(String, Option<Holder>)>, is_last: bool, now: Moment) {
+        let earlier = |row: &Option<Holder>| self.acquisition.own_number(row.as_ref()?, self.last);
         let number = others.iter().find_map(|(_, row)| earlier(row)).filter(|_| self.tries < TRIES);
         if let Some(number) = number {
             let others = others.into_iter().filter(|(_, row)| earlier(row) == Some(number));
@@ -215,121 +214,69 @@ impl Withdrawing {
     }
 }
 
-/// What a row says about an owner.
-#[derive(Debug)]
-pub(super) enum Trace {
-    /// The place is its own.
-    Own(Own),
-    /// Another owner has the key, or the permit of the same identity.
-    Other(Box<Holder>),
-    /// There is no such permit.
-    Gone,
-    NoRow,
-}
-
-/// The acquisition in an owner's place.
-#[derive(Debug)]
-pub(super) struct Own {
-    pub(super) number: u64,
-    pub(super) fence: Option<u64>,
-    /// The end of the lease, in milliseconds since the epoch.
-    pub(super) end: u64,
-    pub(super) sequence: Option<u64>,
-    /// It was released, completed, or freed by others.
-    pub(super) is_released: bool,
-    pub(super) resumed: Option<String>,
-    pub(super) acquired_at: Option<u64>,
-}
-
-impl Own {
-    /// Returns `true` if the acquisition with this number is there.
-    pub(super) fn is_held(&self, number: u64) -> bool {
-        self.number == number && !self.is_released
-    }
-}
-
 impl Acquisition {
-    /// Returns `true` if the row shows that the release with this number was applied.
-    pub(super) fn is_released_in(&self, row: &Row, number: u64) -> bool {
-        match &row.semaphore {
-            Some(semaphore) => {
-                let permit = semaphore.permit(&self.owner);
-                permit
-                    .is_some_and(|permit| permit.is_released() && permit.number == number_of_release(self.numbers.own))
-            }
-            None => row.released == Some(number),
-        }
+    /// Returns `true` if the row is one of this kind.
+    fn is_of_kind(&self, row: &Holder) -> bool {
+        row.is_semaphore() == self.kind.permits.is_some()
     }
 
-    pub(super) fn trace(&self, row: Option<&Row>, now: Moment) -> Trace {
-        let Some(row) = row.filter(|row| row.semaphore.is_some() == self.kind.permits.is_some()) else {
-            return Trace::NoRow;
-        };
-        let Some(semaphore) = &row.semaphore else {
-            if !row.is_owned_by(&self.owner) {
-                return Trace::Other(Box::new(row.clone().into_holder(now)));
-            }
-            return Trace::Own(Own {
-                number: row.fence.unwrap_or_default(),
-                fence: row.fence,
-                end: row.end,
-                sequence: row.sequence,
-                is_released: row.completed || row.is_released(),
-                resumed: row.resumed.clone(),
-                acquired_at: row.acquired_at,
-            });
-        };
-        if let Some(permit) = semaphore.permit(&self.owner) {
-            return Trace::Own(Own {
-                number: permit.number,
-                fence: permit.fence,
-                end: permit.lease_end,
-                sequence: Some(permit.sequence),
-                is_released: permit.is_released(),
-                resumed: permit.resumed.clone(),
-                acquired_at: permit.acquired_at,
-            });
+    /// Returns this owner's place in the row: that of the key, or its permit.
+    pub(super) fn own_in<'r>(&self, row: Option<&'r Holder>) -> Option<&'r Holder> {
+        let row = row.filter(|row| self.is_of_kind(row))?;
+        if row.is_semaphore() { row.permit(&self.owner) } else { Some(row).filter(|row| row.is_owned_by(&self.owner)) }
+    }
+
+    /// Returns who has this owner's place instead: the holder of the key, or of the permit of the same identity.
+    pub(super) fn other_in<'r>(&self, row: Option<&'r Holder>) -> Option<&'r Holder> {
+        let row = row.filter(|row| self.is_of_kind(row) && self.own_in(Some(row)).is_none())?;
+        if row.is_semaphore() { row.permit_of_identity(&self.owner) } else { Some(row) }
+    }
+
+    /// Returns `true` if the row is that of a semaphore, and the permit is gone.
+    pub(super) fn is_gone_from(&self, row: Option<&Holder>) -> bool {
+        let is_there = || self.own_in(row).or_else(|| self.other_in(row)).is_some();
+        row.is_some_and(|row| row.is_semaphore() && self.is_of_kind(row)) && !is_there()
+    }
+
+    /// Returns `true` if the row shows that the release with this number was applied.
+    pub(super) fn is_released_in(&self, row: &Holder, number: u64) -> bool {
+        if !row.is_semaphore() {
+            return row.released == Some(number);
         }
-        match semaphore.permit_of_identity(&self.owner) {
-            Some(later) => Trace::Other(Box::new(later.clone().into_holder(now))),
-            None => Trace::Gone,
-        }
+        let last = number_of_release(self.numbers.own);
+        row.permit(&self.owner).is_some_and(|permit| permit.is_released() && permit.number == Some(last))
     }
 
     /// Reads the rows of the keys that a release did not find held.
     pub(crate) fn released(
         &self,
         table: &Table,
-        others: Vec<(String, Option<Row>)>,
+        others: Vec<(String, Option<Holder>)>,
         release: &Release<'_>,
     ) -> Result<Released, Error> {
         let (mut released, mut lost) = (Released::Freed, Vec::new());
         for (key, row) in others {
-            match &row {
-                Some(shown) if self.is_released_in(shown, release.number) => {
-                    if shown.completed && shown.is_owned_by(&self.owner) {
-                        released = Released::Completed(Box::new(shown.clone().into_holder(release.now)));
+            match row {
+                Some(row) if self.is_released_in(&row, release.number) => {
+                    if row.completed && row.is_owned_by(&self.owner) {
+                        released = Released::Completed(Box::new(row));
                     }
                 }
-                shown => match self.trace(shown.as_ref(), release.now) {
-                    Trace::Gone if self.has_unanswered_release() => released = Released::NoTrace,
-                    _ => lost.push((key, self.lost_to(row, release.now))),
-                },
+                row if self.has_unanswered_release() && self.is_gone_from(row.as_ref()) => released = Released::NoTrace,
+                row => lost.push((key, self.lost_to(row))),
             }
         }
         if lost.is_empty() { Ok(released) } else { Err(Error::lost_to(lost, table.place())) }
     }
 
     /// Returns who has what this owner has lost, if the row shows it.
-    pub(super) fn lost_to(&self, row: Option<Row>, now: Moment) -> Option<Holder> {
-        match self.trace(row.as_ref(), now) {
-            Trace::Other(holder) => Some(*holder),
-            // An operator who has freed it has left a name. An identity has not.
-            Trace::Own(own) if own.number != self.numbers.own => {
-                row.map(|row| row.into_holder(now)).filter(|holder| holder.name().is_some())
-            }
-            _ => None,
+    pub(super) fn lost_to(&self, row: Option<Holder>) -> Option<Holder> {
+        if let Some(other) = self.other_in(row.as_ref()) {
+            return Some(other.clone());
         }
+        // An operator who has freed it has left a name. An identity has not.
+        let is_freed = self.own_in(row.as_ref())?.number != Some(self.numbers.own);
+        row.filter(|row| is_freed && row.name().is_some())
     }
 }
 
@@ -350,17 +297,16 @@ impl Table {
             return Ok(Renewed::Extended);
         };
         // An earlier attempt of this renewal was applied to the others; its answer was lost.
-        let is_renewed = |row: Option<&Row>| match acquisition.trace(row, now) {
-            Trace::Own(trace) => trace.is_held(own) && trace.sequence == Some(sequence),
-            _ => false,
+        let is_renewed = |row: Option<&Holder>| {
+            acquisition.own_in(row).is_some_and(|place| place.is_acquired_with(own) && place.sequence == Some(sequence))
         };
-        let rows = refused.into_rows(self)?.into_iter();
+        let rows = refused.into_rows(self, now)?.into_iter();
         let lost: Vec<_> = rows.filter(|(_, row)| !is_renewed(row.as_ref())).collect();
         if lost.is_empty() {
             return Ok(Renewed::Extended);
         }
         let has_others = lost.len() < keys.len();
-        let lost = lost.into_iter().map(|(key, row)| (key, acquisition.lost_to(row, now)));
+        let lost = lost.into_iter().map(|(key, row)| (key, acquisition.lost_to(row)));
         Ok(Renewed::Lost { error: Error::lost_to(lost.collect(), self.place()), has_others })
     }
 
@@ -375,7 +321,7 @@ impl Table {
     pub(super) async fn send_releases(
         &self,
         mut releasing: Releasing<'_>,
-    ) -> Result<Vec<(String, Option<Row>)>, Error> {
+    ) -> Result<Vec<(String, Option<Holder>)>, Error> {
         let attempts = releasing.acquisition.release_attempts.clone();
         while let Some(request) = releasing.request(self) {
             let answer = self.write(request, attempts.as_ref()).await?;
@@ -442,28 +388,23 @@ impl Acquisition {
     }
 
     /// Returns the number with which this owner holds the key or the permit of this row, if an attempt up to `last` took it.
-    fn own_number(&self, row: &Row, last: u64) -> Option<u64> {
-        let number = match &row.semaphore {
-            Some(semaphore) => semaphore.permit(&self.owner).filter(|permit| !permit.is_released())?.number,
-            None => row.fence.filter(|_| row.is_owned_by(&self.owner) && !row.is_released() && !row.completed)?,
-        };
-        (number <= last).then_some(number)
+    fn own_number(&self, row: &Holder, last: u64) -> Option<u64> {
+        let place = if row.is_semaphore() { row.permit(&self.owner)? } else { row };
+        let is_own = place.is_owned_by(&self.owner) && !place.has_released();
+        place.number.filter(|number| is_own && *number <= last)
     }
 
     /// Returns `true` if this row refuses all attempts up to this number. A row of another kind refuses them in any case.
-    fn is_refused_by(&self, row: &Row, last: u64) -> bool {
-        row.semaphore.is_some() != self.kind.permits.is_some()
-            || row.withdrawn >= Some(last)
-            || (row.semaphore.is_none() && row.fence > Some(last))
+    fn is_refused_by(&self, row: &Holder, last: u64) -> bool {
+        !self.is_of_kind(row) || row.withdrawn >= Some(last) || (!row.is_semaphore() && row.number > Some(last))
     }
 
     /// Returns `true` if this owner's permit is there for this release, in a row that has given up what the release gives up.
-    fn is_given_up(&self, row: &Row, own: u64, release: &Release<'_>) -> bool {
-        let permit = row.semaphore.as_ref().and_then(|semaphore| semaphore.permit(&self.owner));
-        row.withdrawn >= Some(release.number)
-            && permit.is_some_and(|permit| {
-                let is_repeated = permit.number == number_of_release(own) && permit.sequence < release.sequence;
-                if permit.is_released() { is_repeated } else { permit.number == own }
-            })
+    fn is_given_up(&self, row: &Holder, own: u64, release: &Release<'_>) -> bool {
+        let Some(permit) = row.permit(&self.owner).filter(|_| row.withdrawn >= Some(release.number)) else {
+            return false;
+        };
+        let is_repeated = permit.number == Some(number_of_release(own)) && permit.sequence < Some(release.sequence);
+        if permit.is_released() { is_repeated } else { permit.number == Some(own) }
     }
 }

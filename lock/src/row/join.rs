@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::ReturnValue;
 
 use super::expression::{Attribute as _, To, Update, count};
 use super::names::{HEAD, STATUS, TAIL, TAIL_UNTIL};
-use super::read::{Row, number_at};
+use super::read::number_at;
 use super::table::{Table, in_time};
 use super::write::send;
 use crate::clock::{Moment, millis};
@@ -54,10 +54,10 @@ impl Table {
             Ok(output) => {
                 let row = output.attributes.unwrap_or_default();
                 let place = number_at(&row, TAIL, u64::MAX).ok().flatten().unwrap_or_default();
-                let holder = Row::read(row).map_err(|why| self.malformed(key, why))?.into_holder(now);
+                let holder = Holder::read(row, now).map_err(|why| self.malformed(key, why))?;
                 Ok(Some(Joined { place, holder }))
             }
-            Err(error) => self.refused(error, &update)?.into_row(self).map(|_| None),
+            Err(error) => self.refused(error, &update)?.into_row(self, now).map(|_| None),
         }
     }
 }

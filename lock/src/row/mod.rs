@@ -63,8 +63,6 @@ pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
 pub(crate) use owner::owner_of;
 pub(crate) use place::{Hold, Release};
 pub(crate) use probe::{PROBE_KEY, probe_key};
-#[cfg(feature = "model")]
-pub(crate) use read::holder_of;
 pub(crate) use read::{Cursor, Page};
 pub(crate) use record::{Completed, Outcome};
 pub(crate) use record_claim::RecordClaim;

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
-use super::claim::{Claim, LeavesTo, Plan, Rank, Seen};
+use super::claim::{Claim, LeavesTo, Plan, Rank};
 use super::expression::{
     Attribute as _, Condition, Path, To, Update, all, any, count, hold_time, not, number, string, text, value,
 };
@@ -33,9 +33,7 @@ use super::names::{
     IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, RELEASED, RESERVED_BY,
     RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN, permit,
 };
-use super::owner::{is_same_identity, split};
-use super::read::Row;
-use super::semaphore;
+use super::owner::split;
 use super::table::Table;
 use crate::clock::{Lease, Moment, micros, millis, seconds_up};
 use crate::holder::{Data, Holder};
@@ -170,13 +168,14 @@ impl<'a> Place<'a> {
     }
 
     /// Takes the place over from an earlier acquire of the same identity, if it is as it was seen.
-    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Seen) -> Update<'a> {
+    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
+        let seen_owner = seen.owner.as_deref().unwrap_or_default();
         let now = || count("now", claim.now.millis());
         let nonce = split(self.owner).map_or("", |(_, nonce)| nonce);
         let update = Update::new(self.key)
             .returning(ReturnValue::AllOld)
             .when(self.accepts(attempt))
-            .when(self.at(Field::Number).is(count("seen", seen.number)))
+            .when(self.at(Field::Number).is(count("seen", seen.number.unwrap_or_default())))
             // The TTL of a row without this end keeps others out, but not its identity.
             .when(not(self.at(Field::LeaseEnd).at_most(now())))
             .set(self.at(Field::Number), count("number", attempt))
@@ -188,7 +187,11 @@ impl<'a> Place<'a> {
         if self.is_permit {
             return self
                 .counted(update, claim)
-                .when(self.permit().entry(permit::NONCE).is(value("seen_nonce", string(seen.nonce()))))
+                .when(
+                    self.permit()
+                        .entry(permit::NONCE)
+                        .is(value("seen_nonce", string(split(seen_owner).map_or("", |(_, nonce)| nonce)))),
+                )
                 // Its release needs as many.
                 .when(PERMITS.at_least(count("one", 1_u8)))
                 .set(self.permit().entry(permit::NONCE), text("nonce", nonce))
@@ -196,7 +199,7 @@ impl<'a> Place<'a> {
                 .remove(self.at(Field::Resumed));
         }
         let update = update
-            .when(OWNER.is(value("seen_owner", string(&seen.owner))))
+            .when(OWNER.is(value("seen_owner", string(seen_owner))))
             .when(STATUS.is(text("in_progress", IN_PROGRESS)))
             .set(OWNER, text("owner", self.owner))
             .set(SEQUENCE, count("zero", 0_u8));
@@ -215,7 +218,7 @@ impl<'a> Place<'a> {
         let held = held.into_iter().chain(nonce.map(|nonce| (permit::NONCE, string(nonce))));
         let held = held.map(|(name, value)| (name.to_owned(), value)).collect::<HashMap<_, _>>();
         let (now, ended) = (claim.now, plan.ended.len() as u128);
-        let replaces_own = plan.ended.iter().any(|ended| is_same_identity(self.owner, &ended.owner));
+        let replaces_own = plan.ended.iter().any(|ended| ended.has_identity_of(self.owner));
         let mut is_free = all([STATUS.is(text("semaphore", SEMAPHORE)), self.accepts(attempt)]);
         if !replaces_own {
             is_free = is_free.and(self.permit().missing());
@@ -245,10 +248,12 @@ impl<'a> Place<'a> {
             .set(PERMITS, To::Minus(count("fewer", ended - 1)))
             .set(FREED_AT, count("now", now.millis()));
         for (index, ended) in plan.ended.iter().enumerate() {
-            let (path, fence) = other_paths(index, &ended.owner);
+            let (path, fence) = other_paths(index, ended.owner.as_deref().unwrap_or_default());
             // It was not renewed, taken over or released meanwhile.
-            update = update.when(path.clone().is(value("seen", ended.seen.clone())));
-            if !is_same_identity(self.owner, &ended.owner) {
+            update = update.when(
+                ended.map.clone().map_or_else(|| path.clone().missing(), |map| path.clone().is(value("seen", map))),
+            );
+            if !ended.has_identity_of(self.owner) {
                 update = update.remove(path).remove(fence);
             }
         }
@@ -359,7 +364,7 @@ impl<'a> Place<'a> {
     /// Gives up this owner's attempts up to this number. The row is as it was seen last, if it was.
     ///
     /// No form touches the status or the end of a row that is there: a run of another library may be in progress.
-    pub(super) fn withdraw(self, last: u64, row: Option<&Option<Row>>, now: Moment) -> Update<'a> {
+    pub(super) fn withdraw(self, last: u64, row: Option<&Option<Holder>>, now: Moment) -> Update<'a> {
         let row_is = |status| STATUS.is(text("status", status));
         let update = Update::new(self.key).returning(ReturnValue::AllOld);
         if matches!(row, Some(None)) {
@@ -567,27 +572,21 @@ fn is_turn_for_permit(table: &Table, permits: u32, rank: Rank, now: Moment, ende
 
 /// Returns `true` if this row gives a permit to an attempt of this rank: what the condition says, and what the ends of the
 /// leases say.
-pub(super) fn gives_permit(
-    table: &Table,
-    permits: u32,
-    claim: &Claim<'_>,
-    row: &Row,
-    ended: &[semaphore::Permit],
-) -> bool {
+pub(super) fn gives_permit(table: &Table, permits: u32, claim: &Claim<'_>, row: &Holder, ended: &[Holder]) -> bool {
     let (rank, now) = (claim.rank(), claim.now);
-    let Some((moment, semaphore)) = rank.moment().zip(row.semaphore.as_ref()) else { return true };
+    let Some(moment) = rank.moment() else { return true };
     let moment_ago = millis(now.wall.saturating_sub(moment));
     let freed_at = row.freed_at.filter(|freed_at| *freed_at <= latest(table, now));
-    if freed_at.max(ended.iter().map(|permit| permit.lease_end).max()) <= Some(moment_ago) {
+    if freed_at.max(ended.iter().map(|permit| permit.until).max()) <= Some(moment_ago) {
         return true;
     }
-    let free = u64::from(permits).saturating_sub((semaphore.permits.len() - ended.len()) as u64);
+    let free = u64::from(permits).saturating_sub((row.permits.len() - ended.len()) as u64);
     match rank.leaves_to {
         LeavesTo::Ahead { place, .. } => {
             let ahead = place.saturating_sub(row.queue.head).saturating_sub(1);
             together(permits).map(u64::from).any(|many| ahead < many && many <= free)
         }
-        _ => row.queue.waiters(now) == 0,
+        _ => row.waiters() == 0,
     }
 }
 

@@ -15,43 +15,13 @@ use super::names::{
     IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, PERMITS, RELEASED, RESERVED_BY,
     RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION, WITHDRAWN,
 };
-use super::semaphore::Semaphore;
+use super::semaphore::permits;
 use super::table::{Item, Table, in_time};
 use crate::clock::Moment;
 use crate::error::{Cause, Error, ErrorKind, Place};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue, Reservation};
-
-/// A row whose attributes were checked.
-#[derive(Clone, Debug)]
-pub(crate) struct Row {
-    pub(super) completed: bool,
-    pub(crate) owner: Option<String>,
-    /// The number of the last release.
-    pub(super) released: Option<u64>,
-    /// The numbers up to this one were given up.
-    pub(super) withdrawn: Option<u64>,
-    /// When the row was last freed, in milliseconds: a hint.
-    pub(super) freed_at: Option<u64>,
-    pub(super) sequence: Option<u64>,
-    pub(super) resumed: Option<String>,
-    holder: Option<String>,
-    pub(crate) fence: Option<u64>,
-    pub(super) acquired_at: Option<u64>,
-    held_since: Option<u64>,
-    /// When the row becomes free, in milliseconds.
-    pub(crate) end: u64,
-    /// The TTL of a row that does not use it for anything else, in milliseconds.
-    ttl: Option<u64>,
-    pub(crate) data: Option<Data>,
-    error: Option<Data>,
-    validation: Option<String>,
-    pub(super) queue: Queue,
-    reservation: Option<Reservation>,
-    /// The permits, if the row is that of a semaphore. It then has no owner and no end of its own.
-    pub(super) semaphore: Option<Semaphore>,
-}
 
 /// Why a row cannot be read.
 #[derive(Debug)]
@@ -82,21 +52,12 @@ impl Unreadable {
     }
 }
 
-/// Reads who holds a row.
-#[cfg(feature = "model")]
-pub(crate) fn holder_of(item: Item, now: Moment) -> Result<Holder, String> {
-    Row::read(item).map(|row| row.into_holder(now))
-}
-
-impl Row {
-    pub(super) fn read_if_any(item: Option<Item>) -> Result<Option<Self>, Unreadable> {
-        item.map(Self::read).transpose().map_err(Unreadable::Malformed)
-    }
-
+impl Holder {
     /// Reads a row that any program may have written. The error says what is wrong with it.
-    pub(super) fn read(mut item: Item) -> Result<Self, String> {
+    pub(crate) fn read(mut item: Item, now: Moment) -> Result<Self, String> {
+        let now = now.millis();
         if is_semaphore(&item) {
-            return Self::read_semaphore(item);
+            return Self::read_semaphore(item, now);
         }
         let lease_end = number_at(&item, LEASE_END, LATEST)?;
         let acquired_at = number_at(&item, ACQUIRED_AT, LATEST)?;
@@ -110,11 +71,11 @@ impl Row {
             }
             None => return Err(format!("`{STATUS}` is missing")),
         };
-        let owner = string_at(&mut item, OWNER)?;
+        let fence = number_at(&item, FENCE, MAX_FENCE + 1)?;
         Ok(Self {
             completed,
-            end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
-            owner,
+            until: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
+            owner: string_at(&mut item, OWNER)?,
             // An acquire does not write it, so a row that it took from another program can have any value.
             released: number_at(&item, RELEASED, MAX_FENCE).unwrap_or_default(),
             withdrawn: withdrawn(&item)?,
@@ -123,10 +84,11 @@ impl Row {
             sequence: number_at(&item, SEQUENCE, MAX_SEQUENCE).unwrap_or_default(),
             // Only this crate's own nonce is looked for.
             resumed: string_at(&mut item, RESUMED).unwrap_or_default(),
-            holder: string_at(&mut item, HOLDER)?,
-            fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
-            acquired_at,
-            held_since: number_at(&item, HELD_SINCE, LATEST).unwrap_or_default(),
+            name: string_at(&mut item, HOLDER)?,
+            number: fence,
+            fence,
+            since: acquired_at,
+            held_since: number_at(&item, HELD_SINCE, LATEST).unwrap_or_default().or(acquired_at),
             // The TTL of an unfinished run of Powertools is also the end of the time in which it is refused.
             ttl: expiration.filter(|_| !completed && lease_end.is_some() && acquired_at.is_some()),
             error: if completed { string_at(&mut item, ERROR)?.map(Data::from) } else { None },
@@ -135,83 +97,25 @@ impl Row {
             queue: queue(&item),
             reservation: reservation(&mut item),
             data: item.remove(DATA).map(Data),
-            semaphore: None,
+            ..Self::unknown(HolderKind::Key, now)
         })
     }
 
-    fn read_semaphore(mut item: Item) -> Result<Self, String> {
+    fn read_semaphore(mut item: Item, now: u64) -> Result<Self, String> {
         Ok(Self {
-            completed: false,
-            owner: None,
-            released: None,
             withdrawn: withdrawn(&item)?,
             freed_at: number_at(&item, FREED_AT, LATEST).unwrap_or_default(),
-            sequence: None,
-            resumed: None,
-            holder: None,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
-            acquired_at: None,
-            held_since: None,
-            end: 0,
-            ttl: None,
-            error: None,
-            validation: None,
             queue: queue(&item),
-            reservation: None,
-            semaphore: Some(Semaphore::read(&mut item)?),
+            permits: permits(&mut item, now)?,
             data: item.remove(DATA).map(Data),
+            ..Self::unknown(HolderKind::Semaphore, now)
         })
-    }
-
-    pub(super) fn is_owned_by(&self, owner: &str) -> bool {
-        self.owner.as_deref() == Some(owner)
-    }
-
-    /// Returns `true` if the key was released, or its run completed. Powertools completes a row without a look at its owner,
-    /// but it leaves `released` unchanged.
-    pub(super) fn is_released(&self) -> bool {
-        self.released.is_some() && self.released == self.fence
-    }
-
-    /// Returns `true` if the lease of a key ends after `now`.
-    pub(super) fn is_held(&self, now: u64) -> bool {
-        !self.completed && !self.is_released() && self.end > now
     }
 
     /// Returns `true` if TTL may delete the row before this time, in seconds.
     pub(super) fn is_deleted_before(&self, seconds: u64) -> bool {
         self.ttl.is_some_and(|ttl| ttl < seconds.saturating_mul(1000))
-    }
-
-    pub(super) fn into_holder(self, now: Moment) -> Holder {
-        if let Some(semaphore) = self.semaphore {
-            let holder = semaphore.into_holder(self.fence, self.freed_at, self.data, now);
-            return Holder { waiters: self.queue.waiters(now), queue: self.queue, withdrawn: self.withdrawn, ..holder };
-        }
-        let is_released = self.is_released();
-        // A release without a minimum hold leaves no end.
-        let freed_at = self.freed_at.filter(|_| is_released && !self.completed && self.end <= now.millis());
-        Holder {
-            released: self.completed || is_released,
-            number: self.fence,
-            withdrawn: self.withdrawn,
-            owner: self.owner,
-            name: self.holder,
-            fence: self.fence,
-            since: self.acquired_at,
-            held_since: self.held_since.or(self.acquired_at),
-            until: self.end.max(freed_at.unwrap_or_default()),
-            data: self.data,
-            current: self.end > now.millis(),
-            completed: self.completed,
-            error: self.error,
-            waiters: self.queue.waiters(now),
-            queue: self.queue,
-            reservation: self.reservation,
-            validation: self.validation,
-            kind: HolderKind::Key,
-            permits: Vec::new(),
-        }
     }
 }
 
@@ -221,10 +125,7 @@ impl Table {
         let read = self.client.get_item().table_name(&self.name).consistent_read(true);
         let output = in_time(REQUEST_TIMEOUT, Box::pin(read.set_key(Some(self.key(key))).send())).await;
         match output.map_err(|error| Error::from_sdk(error, self.place(), key))?.item {
-            Some(item) => match Row::read(item) {
-                Ok(row) => Ok(Some(row.into_holder(now))),
-                Err(why) => Err(self.malformed(key, why)),
-            },
+            Some(item) => Holder::read(item, now).map(Some).map_err(|why| self.malformed(key, why)),
             None => Ok(None),
         }
     }
@@ -281,7 +182,7 @@ impl Table {
                 semaphores.push(key);
                 continue;
             }
-            let row = Row::read(item).map(|row| row.into_holder(now)).map_err(|why| self.malformed(&key, why));
+            let row = Holder::read(item, now).map_err(|why| self.malformed(&key, why));
             rows.push((key, row));
         }
         for some in semaphores.chunks(READS_AT_A_TIME) {

@@ -7,7 +7,6 @@ use aws_sdk_dynamodb::types::{self, AttributeValue};
 use super::expression::{Update, value};
 use super::kind::Acquisition;
 use super::names::{DATA, ERROR};
-use super::read::Row;
 use super::table::Table;
 use super::write::{Answer, Transactional};
 use crate::clock::{Moment, seconds_up};
@@ -48,11 +47,11 @@ impl Table {
         let Answer::Refused(refused) = self.write(completion, None).await? else {
             return Ok(Completed::Now { fence: last, until: until * 1000 });
         };
-        let row = refused.into_row(self)?;
+        let row = refused.into_row(self, now)?;
         if let Some(row) = row.as_ref().filter(|row| row.completed && row.released == Some(last)) {
-            return Ok(Completed::Before(Box::new(row.clone().into_holder(now))));
+            return Ok(Completed::Before(Box::new(row.clone())));
         }
-        let holder = row.filter(|row| !acquisition.is_in(row)).map(|row| row.into_holder(now));
+        let holder = row.filter(|row| !acquisition.is_in(row));
         Err(Error::lost_to(vec![(acquisition.key().to_owned(), holder)], self.place()))
     }
 
@@ -74,8 +73,8 @@ impl Table {
 
 impl Acquisition {
     /// Returns `true` if the row shows this acquisition, as it was acquired.
-    fn is_in(&self, row: &Row) -> bool {
-        row.is_owned_by(&self.owner) && row.fence == Some(self.numbers.own)
+    fn is_in(&self, row: &Holder) -> bool {
+        row.is_owned_by(&self.owner) && row.number == Some(self.numbers.own)
     }
 }
 

@@ -57,7 +57,7 @@ impl RecordClaim {
             Err(Box::new(Cause::Mismatch(record)))
         } else if record.completed {
             Ok(record)
-        } else if record.current {
+        } else if record.is_current() {
             Err(Box::new(Cause::InProgress(record)))
         } else {
             Err(Box::new(Cause::Unfinished(record)))

@@ -5,15 +5,14 @@
 
 use std::time::Duration;
 
-use super::hold::{Own, Releasing, TRIES, Trace};
+use super::hold::{Releasing, TRIES};
 use super::kind::Acquisition;
 use super::place::{Hold, Release};
-use super::read::Row;
 use super::table::Table;
 use super::write::Answer;
 use crate::clock::{Lease, Moment, monotonic};
 use crate::error::{Cause, Error, TicketFault};
-use crate::holder::Data;
+use crate::holder::{Data, Holder};
 use crate::queue::HoldTime;
 
 /// What a ticket says about its lock.
@@ -68,19 +67,20 @@ impl Table {
         let (key, own) = (acquisition.key(), acquisition.numbers.own);
         let update = acquisition.place(self, key).resume(own, ticket.sequence, valid_from, nonce);
         let row = match self.write(update, None).await? {
-            Answer::Applied(row) => Some(Row::read(row).map_err(|why| self.malformed(key, why))?),
+            Answer::Applied(row) => Some(Holder::read(row, ticket.now).map_err(|why| self.malformed(key, why))?),
             // An earlier attempt of this resumption may have been applied; its answer was lost.
-            Answer::Refused(refused) => refused.into_row(self)?,
+            Answer::Refused(refused) => refused.into_row(self, ticket.now)?,
         };
-        match acquisition.trace(row.as_ref(), ticket.now) {
-            Trace::Own(trace) if trace.is_held(own) && trace.resumed.as_deref() == Some(nonce) => Ok(Resumed {
-                fence: trace.fence.unwrap_or(ticket.fence),
-                end: trace.end,
-                acquired_at: trace.acquired_at.unwrap_or_default(),
+        let is_resumed = |place: &&Holder| place.is_acquired_with(own) && place.resumed.as_deref() == Some(nonce);
+        match acquisition.own_in(row.as_ref()).filter(is_resumed) {
+            Some(place) => Ok(Resumed {
+                fence: place.fence.unwrap_or(ticket.fence),
+                end: place.until,
+                acquired_at: place.since.unwrap_or_default(),
                 hold_time: row.as_ref().and_then(|row| row.queue.hold_time),
-                data: row.and_then(|row| row.data),
+                data: row.as_ref().and_then(|row| row.data.clone()),
             }),
-            _ => Err(self.ticket_refused(acquisition, ticket, row)),
+            None => Err(self.ticket_refused(acquisition, ticket, row)),
         }
     }
 
@@ -103,20 +103,21 @@ impl Table {
             let Answer::Refused(refused) = self.write(longer, None).await? else {
                 return Ok(lease.end);
             };
-            let row = refused.into_row(self)?;
-            let is_unused = |trace: &Own| trace.is_held(own) && trace.sequence <= Some(ticket.sequence);
-            let seen = match acquisition.trace(row.as_ref(), ticket.now) {
-                Trace::Own(trace) if is_unused(&trace) && trace.end >= lease.end => trace,
-                _ => return Err(self.ticket_refused(acquisition, ticket, row)),
+            let row = refused.into_row(self, ticket.now)?;
+            let is_longer = |place: &&Holder| {
+                place.is_acquired_with(own) && place.sequence <= Some(ticket.sequence) && place.until >= lease.end
+            };
+            let Some(seen) = acquisition.own_in(row.as_ref()).filter(is_longer) else {
+                return Err(self.ticket_refused(acquisition, ticket, row));
             };
             // An earlier attempt of this renewal may have been applied.
             if seen.sequence == Some(ticket.sequence) {
-                return Ok(seen.end);
+                return Ok(seen.until);
             }
-            match self.write(place.keep_by_ticket(own, ticket.sequence, now, seen.end), None).await? {
-                Answer::Applied(_) => return Ok(seen.end),
+            match self.write(place.keep_by_ticket(own, ticket.sequence, now, seen.until), None).await? {
+                Answer::Applied(_) => return Ok(seen.until),
                 // The row has changed meanwhile.
-                Answer::Refused(refused) => refused.into_row(self).map(drop)?,
+                Answer::Refused(refused) => refused.into_row(self, ticket.now).map(drop)?,
             }
         }
         Err(acquisition.error(Cause::Conflict, self))
@@ -136,35 +137,36 @@ impl Table {
         let release = Release { number, sequence, now, hold_until, hold, data: None };
         let others = self.send_releases(Releasing::all(acquisition, release)).await?;
         let Some((_, row)) = others.into_iter().next() else { return Ok(()) };
-        let is_released = match acquisition.trace(row.as_ref(), now) {
+        let is_released = if acquisition.is_gone_from(row.as_ref()) {
             // Nothing replaces a permit before its lease has ended, and nothing of a released one stays in the row.
-            Trace::Gone => !ticket.has_expired(),
-            _ => row.as_ref().is_some_and(|row| acquisition.is_released_in(row, number)),
+            !ticket.has_expired()
+        } else {
+            row.as_ref().is_some_and(|row| acquisition.is_released_in(row, number))
         };
         if is_released { Ok(()) } else { Err(self.ticket_refused(acquisition, ticket, row)) }
     }
 
     /// Returns why this row refused a request of the ticket.
-    fn ticket_refused(&self, acquisition: &Acquisition, ticket: Handover, row: Option<Row>) -> Error {
+    fn ticket_refused(&self, acquisition: &Acquisition, ticket: Handover, row: Option<Holder>) -> Error {
+        let number = acquisition.numbers.own;
         let is_released = row.as_ref().is_some_and(|row| acquisition.is_released_in(row, ticket.release));
-        let lost_to = |holder| Error::new(Cause::Lost(holder), self.place(), acquisition.key());
-        let fault = match acquisition.trace(row.as_ref(), ticket.now) {
+        let (own, other) = (acquisition.own_in(row.as_ref()), acquisition.other_in(row.as_ref()));
+        let is_lost = match own {
+            // Somebody else has freed it.
+            Some(place) => place.number > Some(number) && place.has_released(),
+            None => other.is_some_and(|other| other.fence.is_none_or(|fence| fence > ticket.fence)),
+        };
+        let fault = match own.filter(|place| place.number == Some(number)) {
             _ if is_released => TicketFault::Released,
-            Trace::Own(own) if own.number == acquisition.numbers.own && own.sequence > Some(ticket.sequence) => {
-                TicketFault::Used
+            Some(place) if place.sequence > Some(ticket.sequence) => TicketFault::Used,
+            Some(_) => TicketFault::Ended,
+            None if is_lost => {
+                return Error::new(Cause::Lost(acquisition.lost_to(row)), self.place(), acquisition.key());
             }
-            Trace::Own(own) if own.number == acquisition.numbers.own => TicketFault::Ended,
-            // Others have freed it.
-            Trace::Own(own) if own.number > acquisition.numbers.own && own.is_released => {
-                return lost_to(acquisition.lost_to(row, ticket.now));
-            }
-            Trace::Other(holder) if holder.fence.is_none_or(|fence| fence > ticket.fence) => {
-                return lost_to(Some(*holder));
-            }
-            // Others have replaced the acquisition after its lease, or TTL has deleted the row.
-            _ if ticket.has_expired() => TicketFault::Ended,
-            Trace::Gone => TicketFault::Released,
-            _ => TicketFault::Unknown,
+            // Another owner has replaced the acquisition after its lease, or TTL has deleted the row.
+            None if ticket.has_expired() => TicketFault::Ended,
+            None if acquisition.is_gone_from(row.as_ref()) => TicketFault::Released,
+            None => TicketFault::Unknown,
         };
         Error::new(Cause::Ticket(fault), self.place(), acquisition.key())
     }

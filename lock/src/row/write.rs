@@ -13,10 +13,12 @@ use aws_sdk_dynamodb::types::{
 use futures_util::future::BoxFuture;
 
 use super::expression::{Condition, Rendered, Update};
-use super::read::{Row, Unreadable};
+use super::read::Unreadable;
 use super::table::{Item, Table};
 use crate::client::SdkAttempts;
+use crate::clock::Moment;
 use crate::error::{Cause, Error, ONE_KEY_INSTEAD, cause_of_invalid};
+use crate::holder::Holder;
 use crate::text::printable;
 
 /// Updates that are applied together or not at all.
@@ -75,7 +77,7 @@ pub(crate) enum Answer {
 #[derive(Debug, Default)]
 pub(crate) struct Refused {
     /// The keys whose condition failed, with their rows.
-    pub(super) rows: Vec<(String, Result<Option<Row>, Unreadable>)>,
+    rows: Vec<(String, Result<Option<Item>, Unreadable>)>,
     /// The keys whose condition was met.
     pub(super) willing: Vec<String>,
     /// Why nothing is known about the other keys, such as a conflict with another transaction.
@@ -83,13 +85,19 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
+    /// Returns the keys whose condition failed, with their rows.
+    pub(super) fn into_each(self, now: Moment) -> impl Iterator<Item = (String, Result<Option<Holder>, Unreadable>)> {
+        let read = move |item: Item| Holder::read(item, now).map_err(Unreadable::Malformed);
+        self.rows.into_iter().map(move |(key, row)| (key, row.and_then(|item| item.map(read).transpose())))
+    }
+
     /// Returns the rows, or the error of one that cannot be read.
-    pub(super) fn into_rows(self, table: &Table) -> Result<Vec<(String, Option<Row>)>, Error> {
+    pub(super) fn into_rows(self, table: &Table, now: Moment) -> Result<Vec<(String, Option<Holder>)>, Error> {
         let read = |(key, row): (String, Result<_, Unreadable>)| match row {
             Ok(row) => Ok((key, row)),
             Err(why) => Err(why.into_error(table.place(), &key)),
         };
-        self.rows.into_iter().map(read).collect()
+        self.into_each(now).map(read).collect()
     }
 
     /// Returns a key that has no row.
@@ -98,17 +106,17 @@ impl Refused {
     }
 
     /// Returns the row of the only key.
-    pub(super) fn into_row(self, table: &Table) -> Result<Option<Row>, Error> {
-        Ok(self.into_rows(table)?.into_iter().next().and_then(|(_, row)| row))
+    pub(super) fn into_row(self, table: &Table, now: Moment) -> Result<Option<Holder>, Error> {
+        Ok(self.into_rows(table, now)?.into_iter().next().and_then(|(_, row)| row))
     }
 }
 
-/// Reads the row that has refused this update. This is the one place that finds an endpoint which does not return the rows of
+/// Returns the row that has refused this update. This is the one place that finds an endpoint which does not return the rows of
 /// refusals.
-fn row_of(update: &Update<'_>, item: Option<Item>) -> Result<Option<Row>, Unreadable> {
+fn row_of(update: &Update<'_>, item: Option<Item>) -> Result<Option<Item>, Unreadable> {
     match item {
         None if update.is_refused_by_rows_only() => Err(Unreadable::NotReturned),
-        item => Row::read_if_any(item),
+        item => Ok(item),
     }
 }
 
@@ -143,7 +151,7 @@ impl Answer {
         let mut refused = Refused::default();
         for (key, row) in rows {
             match row {
-                Some(row) => refused.rows.push((key, Row::read_if_any(row))),
+                Some(row) => refused.rows.push((key, Ok(row))),
                 None => refused.willing.push(key),
             }
         }

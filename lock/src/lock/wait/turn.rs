@@ -150,7 +150,7 @@ impl KeyTurn {
         });
         // An acquisition that follows this one began after it was seen.
         let at = hold.as_ref().map_or(now, |hold| hold.first);
-        let (holds, waiters) = (hold.into_iter().collect(), queue.waiters(now));
+        let (holds, waiters) = (hold.into_iter().collect(), queue.waiters(now.millis()));
         let seen = Seen { at, holds, free: 0, waiters, queue };
         Self { place, joins, seen: Some(seen), ..Self::new(capacity) }
     }
@@ -211,26 +211,26 @@ impl KeyTurn {
                 first,
                 other,
                 since: holder.held_since,
-                until: holder.until,
-                released: holder.released,
+                until: holder.end(),
+                released: holder.has_released(),
             }
         };
         let (holds, free) = if holder.is_semaphore() {
-            let holds: Vec<_> = holder.permits.iter().filter(|permit| permit.current).map(hold).collect();
+            let holds: Vec<_> = holder.permits.iter().filter(|permit| permit.is_current()).map(hold).collect();
             let free = self.capacity.saturating_sub(holds.len() as u64);
             (holds, free)
         } else {
             let mut hold = hold(holder);
-            if let Some(until) = reserved_until.filter(|until| !holder.current && *until > holder.until) {
+            if let Some(until) = reserved_until.filter(|until| !holder.is_current() && *until > holder.end()) {
                 (hold.until, hold.released) = (until, true);
             }
-            (vec![hold], (!holder.current).into())
+            (vec![hold], (!holder.is_current()).into())
         };
         // The row was deleted, and the places began anew.
         if self.place > Some(holder.queue.tail) {
             self.place = None;
         }
-        self.seen = Some(Seen { at: now, holds, free, waiters: holder.waiters, queue: holder.queue });
+        self.seen = Some(Seen { at: now, holds, free, waiters: holder.waiters(), queue: holder.queue });
     }
 
     /// Returns by how much a request of this time took longer than the fastest one.
