@@ -464,11 +464,15 @@ impl Error {
     /// acquired again.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        match self.0.cause {
-            Cause::Held(_) | Cause::Throttled | Cause::Unavailable | Cause::HostNotFound | Cause::Conflict => true,
-            Cause::InProgress(_) => true,
-            _ => false,
-        }
+        matches!(
+            self.0.cause,
+            Cause::Held(_)
+                | Cause::InProgress(_)
+                | Cause::Throttled
+                | Cause::Unavailable
+                | Cause::HostNotFound
+                | Cause::Conflict
+        )
     }
 
     /// Returns the stable name of the error in a workflow, such as `LockHeld`: the `errorType` that Lambda reports. `Retry` and
@@ -527,9 +531,10 @@ impl Error {
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         match &self.0.cause {
-            Cause::Held(holder) => Some(holder),
+            Cause::Held(holder) | Cause::InProgress(holder) | Cause::Unfinished(holder) | Cause::Mismatch(holder) => {
+                Some(holder)
+            }
             Cause::Lost(holder) => holder.as_ref(),
-            Cause::InProgress(holder) | Cause::Unfinished(holder) | Cause::Mismatch(holder) => Some(holder),
             _ => None,
         }
     }

@@ -9,11 +9,13 @@ use std::borrow::Cow;
 pub const MAX_SHOWN: usize = 320;
 
 /// Returns a value for people: shortened, and escaped.
+#[must_use]
 pub fn printable(value: &str) -> Cow<'_, str> {
     printable_up_to(value, MAX_SHOWN)
 }
 
 /// Returns a text for people that is shortened to this many bytes, and then escaped.
+#[must_use]
 pub fn printable_up_to(text: &str, most: usize) -> Cow<'_, str> {
     match shortened(text, most) {
         Cow::Borrowed(whole) => escaped(whole),
@@ -22,6 +24,7 @@ pub fn printable_up_to(text: &str, most: usize) -> Cow<'_, str> {
 }
 
 /// Returns the text, or its start, its end and its length in `most` bytes. Both ends, because many keys differ only there.
+#[must_use]
 pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
@@ -52,6 +55,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
 /// Returns whether a character steers the terminal, ends the line, changes the text direction, or is invisible: control
 /// characters, the separators of lines and paragraphs, the annotation characters, and `Default_Ignorable_Code_Point` of
 /// Unicode 17, which includes the direction marks.
+#[must_use]
 pub fn misleads(c: char) -> bool {
     c.is_control()
         || matches!(c,

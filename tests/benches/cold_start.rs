@@ -5,7 +5,7 @@
 //! are built as users build them, and start in turns as processes. The benchmark itself serves the Runtime API, and a
 //! DynamoDB with prepared answers, on loopback.
 //!
-//! `LOCK_BENCH_FEATURES=ring` builds the functions with another crypto provider. AWS_LC_SYS_NO_JITTER_ENTROPY=1 builds
+//! `LOCK_BENCH_FEATURES=ring` builds the functions with another crypto provider. `AWS_LC_SYS_NO_JITTER_ENTROPY=1` builds
 //! them without the entropy that aws-lc gathers from the CPU's jitter.
 
 use std::convert::Infallible;

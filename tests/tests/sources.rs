@@ -57,16 +57,17 @@ fn read_names(folder: &Path, name: &str, known: &mut BTreeSet<String>, comments:
             continue;
         }
         // A document of contributors tells about the past, and other files are no texts.
-        let is_document = file.ends_with(".md") && !name.starts_with("lock/docs/");
+        let is = |extension| path.extension().is_some_and(|own| own == extension);
+        let is_document = is("md") && !name.starts_with("lock/docs/");
         let Some(source) = fs::read_to_string(&path).ok().filter(|_| !is_document) else { continue };
-        if !file.ends_with(".rs") {
+        if !is("rs") {
             known.extend(words(&source));
             continue;
         }
         let lines = || source.lines().map(|line| line.split_once("//").unwrap_or((line, "")));
         known.extend(lines().flat_map(|(code, _)| words(code)));
         if name.starts_with("tests/") || name.starts_with("program/tests/") {
-            comments.insert(name, lines().map(|(_, comment)| format!("{comment}\n")).collect());
+            comments.insert(name, lines().flat_map(|(_, comment)| [comment, "\n"]).collect());
         }
     }
 }

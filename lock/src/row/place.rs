@@ -198,12 +198,11 @@ impl<'a> Place<'a> {
                 .remove(self.at(Field::Sequence))
                 .remove(self.at(Field::Resumed));
         }
-        let update = update
+        update
             .when(OWNER.is(value("seen_owner", string(seen_owner))))
             .when(STATUS.is(text("in_progress", IN_PROGRESS)))
             .set(OWNER, text("owner", self.owner))
-            .set(SEQUENCE, count("zero", 0_u8));
-        update
+            .set(SEQUENCE, count("zero", 0_u8))
     }
 
     /// Takes one of `permits`, if there is a free one. Those that have ended are replaced.

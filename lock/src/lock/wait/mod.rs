@@ -61,7 +61,7 @@ impl Wait {
     /// attempt.
     ///
     /// A waiter for several keys ([`Locks::acquire_all`](crate::Locks::acquire_all)) takes a place with each key that refuses
-    /// it, and may [reserve](crate::Locks::acquire_all#waiting) its keys.
+    /// it, and may [reserve](crate::Locks::acquire_all) its keys.
     #[must_use]
     pub const fn in_turn() -> Self {
         Self::new(Order::InTurn)
