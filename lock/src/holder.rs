@@ -215,7 +215,8 @@ impl Holder {
     #[must_use]
     pub fn has_released(&self) -> bool {
         let shown = self.shown();
-        shown.completed || shown.is_released()
+        // A semaphore without permits is free.
+        shown.completed || shown.is_released() || shown.is_semaphore()
     }
 
     /// Returns the length of the key's queue when the row was read: the places that were given to waiters and not served. A

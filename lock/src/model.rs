@@ -90,7 +90,7 @@ impl Acquiring {
                 Next::Send { .. } => return Step::Send(requests(&self.asking.request())),
                 Next::Sleep(_) => return Step::Sleep,
                 Next::Withdraw(acquisition, _) => return Step::Withdraw(withdrawal(acquisition)),
-                Next::End(Ended::Acquired(acquisition, grant, _)) => {
+                Next::End(Ok(Ended::Acquired((acquisition, grant)))) => {
                     let (hold, skew) = (self.acquire.min_hold, self.acquire.locks.0.table.clock_skew);
                     return Step::Held(Held {
                         acquisition,
@@ -100,12 +100,12 @@ impl Acquiring {
                         continuation: Continuation::new(grant.sent, hold, skew),
                     });
                 }
-                Next::End(Ended::Completed(_)) => return Step::Completed,
-                Next::End(Ended::Refused(_)) => {
+                Next::End(Ok(Ended::Completed(_))) => return Step::Completed,
+                Next::End(Err(_)) => {
                     return Step::Refused(self.asking.unsettled().cloned().map(withdrawal));
                 }
                 // No other waiters.
-                Next::Pause | Next::Resume | Next::Join(..) | Next::Reserve(..) | Next::End(Ended::Waiting(_)) => {
+                Next::Pause | Next::Resume | Next::Join(..) | Next::Reserve(..) | Next::End(Ok(Ended::Waiting(_))) => {
                     self.asking.on(Event::Done, moment)
                 }
             };

@@ -15,7 +15,7 @@ use crate::clock::{millis, since_epoch};
 use crate::error::{Cause, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{MAX_DATA_BYTES, check_data};
-use crate::lock::{self, Acquire, AroundPause, Begun, Lock, in_time_to_answer, until_overrun};
+use crate::lock::{self, Acquire, AroundPause, Lock, in_time_to_answer, until_overrun};
 use crate::metrics;
 use crate::random;
 use crate::row::{self, Completed, Outcome, RecordClaim};
@@ -120,7 +120,7 @@ where
         }
         let acquire = settings.acquire(row::Kind::record(key.clone(), claim), invocation).around_pause(around_pause);
         match acquire.begin().await {
-            Ok(Begun::Acquired(lock)) => {
+            Ok(Ok(lock)) => {
                 let name = invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder);
                 let cache_entry = settings.cache.is_some().then(|| Holder {
                     owner: Some(lock.owner().to_owned()),
@@ -132,7 +132,7 @@ where
                 });
                 Ok(NextStep::Run(self.new_run(lock, cache_entry)))
             }
-            Ok(Begun::Completed(record)) => {
+            Ok(Err(record)) => {
                 settings.remember(&key, &record);
                 Ok(NextStep::replay(key, *record))
             }

@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use tracing::Span;
 
 use super::attempt::{Attempt, Turn};
-use super::held::{Grant, Lock};
+use super::held::Lock;
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::HoldSpan;
 use super::wait::{Turns, Wait};
@@ -22,7 +22,7 @@ use crate::holder::{Data, Holder};
 use crate::limits::{
     DAY, MIN_LEASE, check_attributes, check_duration, check_holder, check_identity, deadline_if_any, time_to_ask,
 };
-use crate::row::{Acquisition, Kind, owner_of};
+use crate::row::{Acquisition, Grant, Kind, owner_of};
 use crate::text::printable;
 
 /// How long a refusal waits for a withdrawal.
@@ -406,17 +406,15 @@ impl Acquire {
 
     /// Acquires the lock. Borrows the options, so that a caller can fall back to [`unlocked`](Self::unlocked).
     pub(crate) async fn send(&self) -> Result<Lock, Error> {
-        match self.begin().await? {
-            Begun::Acquired(lock) => Ok(lock),
-            Begun::Completed(record) => Err(self.acquisition()?.error(Cause::Held(*record), &self.locks.0.table)),
-        }
+        let or_held = |record: Box<Holder>| Err(self.acquisition()?.error(Cause::Held(*record), &self.locks.0.table));
+        self.begin().await?.or_else(or_held)
     }
 
     /// Returns a lock that is not enforced, for work that runs without protection.
     pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
         let now = self.locks.0.clock.now();
         let telemetry = HoldSpan::new(Span::none(), self.name());
-        let grant = Grant::unlocked(now, self.lease_from(now)?);
+        let grant = Grant::new(Vec::new(), None, now, self.lease_from(now)?);
         Ok(Lock::new(self.locks.clone(), self.acquisition()?, grant, telemetry, Duration::ZERO))
     }
 
@@ -537,14 +535,6 @@ pub(crate) trait AroundPause: Send + Sync {
     fn before(&self) -> BoxFuture<'_, ()>;
     /// Ends when the next attempt may be sent.
     fn after(&self) -> BoxFuture<'_, ()>;
-}
-
-/// The outcome of an acquire.
-#[derive(Debug)]
-pub(crate) enum Begun {
-    Acquired(Lock),
-    /// The work was done before: this record has its result.
-    Completed(Box<Holder>),
 }
 
 /// Runs `body` while `lock` is held, then releases the lock.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::acquire::Acquire;
 use super::attempt::Turn;
-use super::held::Grant;
+use super::held::Lock;
 use super::wait::{self, Memory, Step as InTurn, Turns, Waiting};
 use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Cause, Error, ErrorKind};
@@ -12,7 +12,7 @@ use crate::holder::Holder;
 use crate::limits::{DAY, TIME_TO_ANSWER};
 use crate::queue::Queue;
 use crate::random;
-use crate::row::{Acquisition, Answer, Claim, Claimed, Joined, Rank, Write};
+use crate::row::{Acquisition, Answer, Claim, Claimed, Grant, Joined, Rank, Write};
 
 /// How often an attempt is adapted to rows that others change meanwhile.
 const ADAPTATIONS: u32 = 4;
@@ -39,7 +39,7 @@ pub(crate) enum Step {
     Reserve(Vec<usize>, Places),
     /// The pause has ended.
     Resume,
-    End(Ended),
+    End(Granted),
 }
 
 /// For how long a waiter asks for places or for a reservation, and until when they are meant to last, in milliseconds since
@@ -68,17 +68,18 @@ pub(crate) enum Event {
     TookTooLong,
 }
 
-/// How an acquire has ended.
+/// What an acquire came to, if it was not refused.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
-pub(crate) enum Ended {
-    /// With the last holders, if they did not release the key.
-    Acquired(Acquisition, Grant, Vec<Holder>),
+pub(crate) enum Ended<T = Lock> {
+    Acquired(T),
+    /// The work was done before: this record has its result.
     Completed(Box<Holder>),
     /// The wait goes on elsewhere.
     Waiting(Turn),
-    Refused(Error),
 }
+
+type Granted = Result<Ended<(Acquisition, Grant)>, Error>;
 
 /// The attempts of one acquire.
 #[derive(Clone, Debug)]
@@ -130,7 +131,7 @@ enum AfterWithdrawal {
     Anew {
         asks_at_once: bool,
     },
-    End(Box<Ended>),
+    End(Box<Granted>),
 }
 
 impl<'a> Asking<'a> {
@@ -316,45 +317,38 @@ impl<'a> Asking<'a> {
             let refused = error.holders().filter_map(|(key, holder)| Some((index(key)?, holder)));
             turns.see(refused, &self.acquisition.owner, table.clock_skew, now, round_trip);
         }
-        let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. } | Claimed::InPart));
+        let is_taken = matches!(claimed, Ok(Claimed::Granted(_) | Claimed::InPart));
         self.may_have_key = is_taken || self.is_unanswered;
-        let in_vain = |asks_at_once| AfterWithdrawal::Anew { asks_at_once };
         match claimed {
-            Ok(Claimed::Granted { fences, data, taken_from, hold_time }) => {
-                let excess = self.turns.as_ref().map(|turns| turns.excess(round_trip)).unwrap_or_default();
-                let grant = Grant { fences, data, sent: self.now, lease: self.lease, hold_time, excess };
-                self.granted(grant, taken_from, now)
-            }
-            Ok(Claimed::Already { fences, data, hold_time }) => {
-                let key = self.acquire.name();
-                tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
-                let own = self.acquisition.numbers.own;
-                let ours = self.sent.iter().rev().find(|(first, ..)| *first <= own);
-                // A lock without a fence would count as one that is not enforced.
-                match ours.copied().filter(|_| !fences.is_empty()) {
-                    Some((_, sent, lease)) => {
-                        let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
-                        self.granted(grant, Vec::new(), now)
-                    }
-                    None => self.withdraw(in_vain(false), now),
-                }
-            }
+            Ok(Claimed::Granted(grant)) => self.granted(grant, round_trip, now),
             Ok(Claimed::InPart) => {
                 tracing::debug!(key = self.acquire.name(), "acquired by an earlier attempt, and lost in part since");
-                self.withdraw(in_vain(true), now)
+                self.withdraw(AfterWithdrawal::Anew { asks_at_once: true }, now)
             }
-            Ok(Claimed::Completed(record)) => self.give_up(Ended::Completed(record), now),
+            Ok(Claimed::Completed(record)) => self.give_up(Ok(Ended::Completed(record)), now),
             Err(error) => self.refused(error, now),
         }
     }
 
-    /// An answer after the lease is in vain.
-    fn granted(&mut self, grant: Grant, from: Vec<Holder>, now: Moment) -> Step {
-        if grant.lease.deadline.has_passed(now) {
+    /// The lease of the attempt that was applied counts. If its answer was lost, a later attempt has found it. An answer after
+    /// that lease is in vain, and so is one without a fence, with which a lock would count as one that is not enforced.
+    fn granted(&mut self, grant: Grant, round_trip: Duration, now: Moment) -> Step {
+        let own = self.acquisition.numbers.own;
+        let is_valid =
+            |(_, _, lease): &&(u64, Moment, Lease)| !grant.fences.is_empty() && !lease.deadline.has_passed(now);
+        let attempt = self.sent.iter().rev().find(|(first, ..)| *first <= own).filter(is_valid);
+        let Some((first, sent, lease)) = attempt.copied() else {
             return self.withdraw(AfterWithdrawal::Anew { asks_at_once: false }, now);
-        }
+        };
+        let excess = if self.sent.last().is_some_and(|(last, ..)| *last == first) {
+            self.turns.as_ref().map(|turns| turns.excess(round_trip)).unwrap_or_default()
+        } else {
+            tracing::debug!(key = self.acquire.name(), "acquired by an earlier attempt, whose answer was lost");
+            Duration::ZERO
+        };
         self.may_have_key = false;
-        Step::End(Ended::Acquired(self.acquisition.clone(), grant, from))
+        let grant = Grant { sent, lease, excess, ..grant };
+        Step::End(Ok(Ended::Acquired((self.acquisition.clone(), grant))))
     }
 
     /// Withdraws all attempts so far. The numbers of later ones are larger.
@@ -367,7 +361,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Ends without the lock, and makes sure that no late attempt takes it.
-    fn give_up(&mut self, ended: Ended, now: Moment) -> Step {
+    fn give_up(&mut self, ended: Granted, now: Moment) -> Step {
         if self.may_have_key { self.withdraw(AfterWithdrawal::End(Box::new(ended)), now) } else { Step::End(ended) }
     }
 
@@ -426,9 +420,9 @@ impl<'a> Asking<'a> {
     /// Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.
     fn finish(&mut self, error: Error, now: Moment) -> Step {
         if error.is_answered() && error.kind() != ErrorKind::Invalid {
-            return self.give_up(Ended::Refused(error), now);
+            return self.give_up(Err(error), now);
         }
-        Step::End(Ended::Refused(error))
+        Step::End(Err(error))
     }
 
     /// Plans the next attempt: when this waiter's turn comes, or after the delay of the backoff. A waiter takes a place in the
@@ -490,7 +484,7 @@ impl<'a> Asking<'a> {
         let keys = self.acquire.kind.all_keys().iter().cloned().zip(memories);
         let table = &self.acquire.locks.0.table;
         let turn = Turn::new(table, self.started.millis(), self.delays.attempts(), delay, keys);
-        self.give_up(Ended::Waiting(turn), now)
+        self.give_up(Ok(Ended::Waiting(turn)), now)
     }
 
     fn join(&mut self, keys: Vec<usize>, now: Moment) -> Step {

@@ -21,7 +21,7 @@ use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::limits::time_to_ask;
 use crate::queue::HoldTime;
-use crate::row::{Acquisition, Hold, Release, Released, Renewed};
+use crate::row::{Acquisition, Grant, Hold, Release, Released, Renewed};
 
 /// A lock that was acquired.
 ///
@@ -67,28 +67,6 @@ pub(super) struct Holding {
     state: Mutex<State>,
     /// Notified of every change of the state.
     changed: Notify,
-}
-
-/// What the row granted to an acquire.
-#[derive(Clone, Debug)]
-pub(crate) struct Grant {
-    /// In the order of the keys. Without a fence, the lock is not enforced.
-    pub(crate) fences: Vec<u64>,
-    pub(crate) data: Option<Data>,
-    /// When the request that took the key was sent.
-    pub(crate) sent: Moment,
-    pub(crate) lease: Lease,
-    /// How long the holds before this one took.
-    pub(crate) hold_time: Option<HoldTime>,
-    /// How much longer the request took than other ones. It does not count as a part of the hold.
-    pub(crate) excess: Duration,
-}
-
-impl Grant {
-    /// The grant of a lock that is not enforced.
-    pub(super) fn unlocked(sent: Moment, lease: Lease) -> Self {
-        Self { fences: Vec::new(), data: None, sent, lease, hold_time: None, excess: Duration::ZERO }
-    }
 }
 
 #[derive(Debug)]
@@ -170,7 +148,7 @@ impl Lock {
         telemetry: HoldSpan,
         continuation: Continuation,
     ) -> Self {
-        let Grant { fences, data, sent, lease, hold_time, excess } = grant;
+        let Grant { fences, data, sent, lease, hold_time, excess, taken_from: _ } = grant;
         let hold = Arc::new(Holding {
             locks,
             acquisition,

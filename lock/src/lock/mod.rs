@@ -17,7 +17,7 @@ mod wait;
 pub use acquire::Acquire;
 #[cfg(feature = "lambda")]
 pub(crate) use acquire::hold;
-pub(crate) use acquire::{AroundPause, Begun, in_time_to_answer, until_overrun};
+pub(crate) use acquire::{AroundPause, in_time_to_answer, until_overrun};
 pub use attempt::{Attempt, Turn};
 #[cfg(feature = "model")]
 pub(crate) use held::Continuation;

@@ -7,7 +7,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use tracing::{Instrument as _, Span};
 
-use super::acquire::{Acquire, AroundPause, Begun};
+use super::acquire::{Acquire, AroundPause};
 use super::asking::{Asking, Ended, Event, Places, Step};
 use super::attempt::{Attempt, Turn};
 use super::held::{Lock, in_background};
@@ -18,7 +18,7 @@ use crate::clock::Moment;
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
 use crate::limits::DAY;
-use crate::row::{Acquisition, Joined};
+use crate::row::{Acquisition, Grant, Joined};
 
 impl Acquire {
     /// Makes one attempt, and tells the telemetry.
@@ -34,26 +34,26 @@ impl Acquire {
         checked.inspect_err(telemetry::record_refusal)?;
         let start = |now| Asking::start(&self, now).map(|asking| asking.once(turn.as_ref()));
         match self.ask(start, true).await? {
-            Asked::Acquired(lock) => Ok(Attempt::Acquired(lock)),
-            Asked::Waiting(turn) => Ok(Attempt::Waiting(turn)),
-            Asked::Completed(record) => Err(self.acquisition()?.error(Cause::Held(*record), &settings.table)),
+            Ended::Acquired(lock) => Ok(Attempt::Acquired(lock)),
+            Ended::Waiting(turn) => Ok(Attempt::Waiting(turn)),
+            Ended::Completed(record) => Err(self.acquisition()?.error(Cause::Held(*record), &settings.table)),
         }
     }
 
-    /// Acquires what is claimed, unless a record shows that the work is done.
-    pub(crate) async fn begin(&self) -> Result<Begun, Error> {
+    /// Acquires what is claimed. Returns the record instead if it shows that the work is done.
+    pub(crate) async fn begin(&self) -> Result<Result<Lock, Box<Holder>>, Error> {
         let settings = &self.locks.0;
         let checked = self.check();
         if !settings.enabled {
-            return checked.and_then(|()| self.unlocked()).map(Begun::Acquired);
+            return checked.and_then(|()| self.unlocked()).map(Ok);
         }
         // Validate first: the span must not carry an oversized key.
         checked.inspect_err(telemetry::record_refusal)?;
         match self.ask(|now| Asking::start(self, now), self.waits()).await? {
-            Asked::Acquired(lock) => Ok(Begun::Acquired(lock)),
-            Asked::Completed(record) => Ok(Begun::Completed(record)),
+            Ended::Acquired(lock) => Ok(Ok(lock)),
+            Ended::Completed(record) => Ok(Err(record)),
             // Only an attempt of its own waits elsewhere.
-            Asked::Waiting(_) => Err(self.acquisition()?.error(Cause::Conflict, &self.locks.0.table)),
+            Ended::Waiting(_) => Err(self.acquisition()?.error(Cause::Conflict, &settings.table)),
         }
     }
 
@@ -62,42 +62,36 @@ impl Acquire {
         &'a self,
         start: impl FnOnce(Moment) -> Result<Asking<'a>, Error>,
         waits: bool,
-    ) -> Result<Asked, Error> {
+    ) -> Result<Ended, Error> {
         let clock = &self.locks.0.clock;
         let mut telemetry = AcquireSpan::start(&self.name(), clock, waits);
         let span = telemetry.span().clone();
         let ended = match start(clock.now()) {
             Ok(asking) => Running { acquire: self, asking }.run(&mut telemetry).instrument(span).await,
-            Err(error) => Ended::Refused(error),
+            Err(error) => Err(error),
         };
         match ended {
-            Ended::Acquired(acquisition, grant, taken_from) => {
+            Ok(Ended::Acquired((acquisition, mut grant))) => {
+                let taken_from = std::mem::take(&mut grant.taken_from);
                 let of_hold = HoldSpan::new(telemetry.span().clone(), self.name());
                 let lock = Lock::new(self.locks.clone(), acquisition, grant, of_hold, self.min_hold);
                 telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), &taken_from);
-                Ok(Asked::Acquired(lock))
+                Ok(Ended::Acquired(lock))
             }
-            Ended::Completed(record) => {
+            Ok(Ended::Completed(record)) => {
                 telemetry.completed();
-                Ok(Asked::Completed(record))
+                Ok(Ended::Completed(record))
             }
-            Ended::Waiting(turn) => {
+            Ok(Ended::Waiting(turn)) => {
                 telemetry.postponed(turn.delay());
-                Ok(Asked::Waiting(turn))
+                Ok(Ended::Waiting(turn))
             }
-            Ended::Refused(error) => {
+            Err(error) => {
                 telemetry.refused(&error);
                 Err(error)
             }
         }
     }
-}
-
-/// The outcome of an acquire, or a wait that goes on elsewhere.
-enum Asked {
-    Acquired(Lock),
-    Completed(Box<Holder>),
-    Waiting(Turn),
 }
 
 /// An acquire under way: sends what its loop says, and sleeps when it says so.
@@ -107,7 +101,7 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    async fn run(mut self, telemetry: &mut AcquireSpan) -> Ended {
+    async fn run(mut self, telemetry: &mut AcquireSpan) -> Result<Ended<(Acquisition, Grant)>, Error> {
         let mut event = Event::Began;
         loop {
             let step = self.asking.on(event, self.acquire.locks.0.clock.now());

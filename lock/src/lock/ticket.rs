@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use tracing::Instrument as _;
 
-use super::held::{Continuation, Grant, Lock};
+use super::held::{Continuation, Lock};
 use super::locks::Locks;
 use super::telemetry::{HoldSpan, record_ticket, ticket_span};
 use crate::clock::{Moment, millis, millis_up, since_epoch};
 use crate::error::{Cause, Error, Place, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW};
 use crate::metrics;
-use crate::row::{Acquisition, Handover, Kind, Resumed, Table, is_same_table};
+use crate::row::{Acquisition, Grant, Handover, Kind, Table, is_same_table};
 use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
@@ -192,11 +192,8 @@ impl Ticket {
         let (acquisition, skew) = (self.acquisition(), table.clock_skew);
         // This host's lease ends before the end in the row, by the skew.
         let valid_from = millis_up(now.wall.saturating_add(skew));
-        let resumed = table.resume(&acquisition, self.handover(now, skew), nonce, valid_from).await?;
-        let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
-        let sent = now.earlier(acquired(acquired_at, now));
-        let lease = table.stored_lease(end, now);
-        Ok((acquisition, Grant { fences: vec![fence], data, sent, lease, hold_time, excess: Duration::ZERO }))
+        let grant = table.resume(&acquisition, self.handover(now, skew), nonce, valid_from).await?;
+        Ok((acquisition, grant))
     }
 
     /// Returns when the lease ends then, as in [`Lease::end`](crate::clock::Lease::end).
@@ -326,7 +323,7 @@ impl Locks {
         let (table, now) = (&self.0.table, self.0.clock.now());
         if !self.is_enforced(ticket) {
             let end = millis_up(Duration::from_millis(ticket.expires_at).saturating_add(table.clock_skew));
-            let grant = Grant::unlocked(now, table.stored_lease(end, now));
+            let grant = Grant::new(Vec::new(), None, now, table.stored_lease(end, now));
             return self.resumed(
                 ticket,
                 ticket.acquisition(),

@@ -1,6 +1,6 @@
 //! The acquire: an attempt that takes what is free, and what its answer says.
 
-use super::claim::{Claim, Claimed, Plan};
+use super::claim::{Claim, Claimed, Grant, Plan};
 use super::expression::{Update, count};
 use super::kind::Acquisition;
 use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
@@ -45,7 +45,7 @@ impl Acquisition {
         answer: Answer,
     ) -> Result<Option<Claimed>, Error> {
         match answer {
-            Answer::Applied(before) => self.granted(table, claim, number, before).map(Some),
+            Answer::Applied(before) => self.granted(table, claim, number, before).map(Claimed::Granted).map(Some),
             Answer::Refused(refused) => self.denied(table, claim, number, refused),
         }
     }
@@ -68,7 +68,7 @@ impl Acquisition {
     }
 
     /// Reads the answer to an attempt that was applied. The only row is as it was before; a transaction returns none.
-    fn granted(&mut self, table: &Table, claim: &Claim<'_>, number: u64, mut before: Item) -> Result<Claimed, Error> {
+    fn granted(&mut self, table: &Table, claim: &Claim<'_>, number: u64, mut before: Item) -> Result<Grant, Error> {
         self.numbers.own = number;
         let plan = std::mem::take(&mut self.plan);
         let fences = if self.kind.permits.is_some() {
@@ -89,7 +89,8 @@ impl Acquisition {
             }
             row => taken_from.extend(row.filter(|holder| !holder.has_released())),
         }
-        Ok(Claimed::Granted { fences, data: claim.data.cloned().or(left), taken_from, hold_time })
+        let data = claim.data.cloned().or(left);
+        Ok(Grant { hold_time, taken_from, ..Grant::new(fences, data, claim.now, claim.lease) })
     }
 
     /// Reads a refusal. Returns `None` if another attempt can succeed at once.
@@ -168,7 +169,8 @@ impl Acquisition {
                 let row = own.swap_remove(0);
                 let of_one = self.kind.transact.is_none();
                 let (data, hold_time) = (row.data.filter(|_| of_one), row.queue.hold_time.filter(|_| of_one));
-                Ok(Some(Claimed::Already { fences, data, hold_time }))
+                let grant = Grant::new(fences, data, claim.now, claim.lease);
+                Ok(Some(Claimed::Granted(Grant { hold_time, ..grant })))
             }
             (None, None) if held.is_empty() && asks_again => Ok(None),
             (_, Some(error)) if held.is_empty() => Err(error),
@@ -207,7 +209,8 @@ impl Acquisition {
         if let Some(permit) = row.permit(&self.owner) {
             let (fences, hold_time) = (permit.fence.into_iter().collect(), row.queue.hold_time);
             self.numbers.own = permit.number.unwrap_or_default();
-            return Ok(Some(Claimed::Already { fences, data: row.data, hold_time }));
+            let grant = Grant::new(fences, row.data, claim.now, claim.lease);
+            return Ok(Some(Claimed::Granted(Grant { hold_time, ..grant })));
         }
         let earlier = row.permit_of_identity(&self.owner).filter(|permit| permit.is_current());
         if let Some(earlier) = earlier.filter(|permit| !permit.is_released()) {

@@ -84,24 +84,39 @@ impl Plan {
     }
 }
 
-/// The answer to an attempt to acquire.
+/// What an attempt to acquire came to, if it was not refused.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub(crate) enum Claimed {
-    Granted {
-        /// In the order of the keys.
-        fences: Vec<u64>,
-        data: Option<Data>,
-        /// The last holder, if it did not release the key: its lease ended, or it is an earlier acquire of the same
-        /// identity.
-        taken_from: Vec<Holder>,
-        hold_time: Option<HoldTime>,
-    },
-    /// An earlier attempt of this owner was applied, and its answer was lost. Its number is the acquisition's own now.
-    Already { fences: Vec<u64>, data: Option<Data>, hold_time: Option<HoldTime> },
+    Granted(Grant),
     /// An earlier attempt of this owner was applied to several keys, and others have taken some of them since.
     InPart,
     /// The work was done before: this record has its result.
     Completed(Box<Holder>),
+}
+
+/// What an owner has: an acquire or a ticket was granted it.
+#[derive(Clone, Debug)]
+pub(crate) struct Grant {
+    /// In the order of the keys. Without a fence, the lock is not enforced.
+    pub(crate) fences: Vec<u64>,
+    pub(crate) data: Option<Data>,
+    /// When the request that took the key was sent.
+    pub(crate) sent: Moment,
+    pub(crate) lease: Lease,
+    /// How long the holds before this one took.
+    pub(crate) hold_time: Option<HoldTime>,
+    /// How much longer the request took than other ones. It does not count as a part of the hold.
+    pub(crate) excess: Duration,
+    /// The last holder, if it did not release the key: its lease ended, or it is an earlier acquire of the same identity.
+    pub(crate) taken_from: Vec<Holder>,
+}
+
+impl Grant {
+    /// Without a fence, this is the grant of a lock that is not enforced.
+    pub(crate) fn new(fences: Vec<u64>, data: Option<Data>, sent: Moment, lease: Lease) -> Self {
+        Self { fences, data, sent, lease, hold_time: None, excess: Duration::ZERO, taken_from: Vec::new() }
+    }
 }
 
 impl Claim<'_> {

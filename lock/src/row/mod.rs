@@ -55,7 +55,7 @@ mod table;
 mod ticket;
 mod write;
 
-pub(crate) use claim::{Claim, Claimed, LeavesTo, Rank};
+pub(crate) use claim::{Claim, Claimed, Grant, LeavesTo, Rank};
 pub(crate) use hold::{Released, Renewed};
 pub(crate) use join::Joined;
 pub(crate) use kind::{Acquisition, Kind};
@@ -71,5 +71,5 @@ pub use script::{Clocks, Item, Reply, Request};
 #[cfg(feature = "model")]
 pub(crate) use script::{SCRIPT, Script, answer, requests};
 pub(crate) use table::{Table, in_time, is_same_table};
-pub(crate) use ticket::{Handover, Resumed};
+pub(crate) use ticket::Handover;
 pub(crate) use write::{Answer, Write};

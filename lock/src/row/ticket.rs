@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use super::claim::Grant;
 use super::hold::{Releasing, TRIES};
 use super::kind::Acquisition;
 use super::place::{Hold, Release};
@@ -12,8 +13,8 @@ use super::table::Table;
 use super::write::Answer;
 use crate::clock::{Lease, Moment, monotonic};
 use crate::error::{Cause, Error, TicketFault};
-use crate::holder::{Data, Holder};
-use crate::queue::HoldTime;
+use crate::holder::Holder;
+use crate::limits::MAX_CLOCK_SKEW;
 
 /// What a ticket says about its lock.
 #[derive(Clone, Copy, Debug)]
@@ -42,18 +43,6 @@ impl Handover {
     }
 }
 
-/// The lock of a row that was resumed.
-#[derive(Debug)]
-pub(crate) struct Resumed {
-    pub(crate) fence: u64,
-    pub(crate) data: Option<Data>,
-    /// The end of the lease, as in [`Lease::end`].
-    pub(crate) end: u64,
-    /// When the key was acquired, in milliseconds since the epoch.
-    pub(crate) acquired_at: u64,
-    pub(crate) hold_time: Option<HoldTime>,
-}
-
 impl Table {
     /// Uses up the ticket, if its lease ends later than `valid_from`, in milliseconds since the epoch. One request. The
     /// nonce tells a retry of this request from another resumption.
@@ -63,7 +52,7 @@ impl Table {
         ticket: Handover,
         nonce: &str,
         valid_from: u64,
-    ) -> Result<Resumed, Error> {
+    ) -> Result<Grant, Error> {
         let (key, own) = (acquisition.key(), acquisition.numbers.own);
         let update = acquisition.place(self, key).resume(own, ticket.sequence, valid_from, nonce);
         let row = match self.write(update, None).await? {
@@ -73,13 +62,15 @@ impl Table {
         };
         let is_resumed = |place: &&Holder| place.is_acquired_with(own) && place.resumed.as_deref() == Some(nonce);
         match acquisition.own_in(row.as_ref()).filter(is_resumed) {
-            Some(place) => Ok(Resumed {
-                fence: place.fence.unwrap_or(ticket.fence),
-                end: place.until,
-                acquired_at: place.since.unwrap_or_default(),
-                hold_time: row.as_ref().and_then(|row| row.queue.hold_time),
-                data: row.as_ref().and_then(|row| row.data.clone()),
-            }),
+            Some(place) => {
+                let now = ticket.now;
+                let acquired_at = Duration::from_millis(place.since.unwrap_or_default());
+                let sent = now.earlier(acquired_at.min(now.wall.saturating_add(MAX_CLOCK_SKEW)));
+                let data = row.as_ref().and_then(|row| row.data.clone());
+                let hold_time = row.as_ref().and_then(|row| row.queue.hold_time);
+                let fences = vec![place.fence.unwrap_or(ticket.fence)];
+                Ok(Grant { hold_time, ..Grant::new(fences, data, sent, self.stored_lease(place.until, now)) })
+            }
             None => Err(self.ticket_refused(acquisition, ticket, row)),
         }
     }
