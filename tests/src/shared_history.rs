@@ -247,7 +247,7 @@ async fn work((locks, prefix): (Locks, &str), operation: &Operation, plan: Plan)
     operation.acquired(&held);
     sleep(work).await;
     if ends == Ends::Renewal && held.renew(lease).await.is_ok() {
-        operation.renewed(held.is_valid());
+        operation.renewed();
         sleep(lease / 4).await;
     }
     if ends == Ends::Drop {

@@ -38,6 +38,7 @@ fn read(start: &str, fence: Option<u64>, mut map: Item, now: u64) -> Result<Hold
         return Err(format!("`{}` does not belong to the name", permit::NONCE));
     }
     let number = |name, max| number_at(&map, name, max)?.ok_or_else(|| format!("`{name}` is missing"));
+    let until = number(permit::LEASE_END, LATEST)?;
     let acquired_at = number_at(&map, permit::ACQUIRED_AT, LATEST)?;
     Ok(Holder {
         owner: Some(owner),
@@ -45,7 +46,7 @@ fn read(start: &str, fence: Option<u64>, mut map: Item, now: u64) -> Result<Hold
         fence,
         since: acquired_at,
         held_since: number_at(&map, permit::HELD_SINCE, LATEST).unwrap_or_default().or(acquired_at),
-        until: number(permit::LEASE_END, LATEST)?,
+        until,
         sequence: Some(number_at(&map, permit::SEQUENCE, MAX_SEQUENCE)?.unwrap_or_default()),
         released: number_at(&map, permit::RELEASED, MAX_FENCE).unwrap_or_default(),
         resumed: string_at(&mut map, permit::RESUMED).unwrap_or_default(),

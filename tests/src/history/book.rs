@@ -10,6 +10,7 @@ use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
 use lambda_lock::{Error, Holder};
 use serde_json::Value;
 
+use super::identities::Identities;
 use super::stage::Journal;
 
 /// The journal of a history, what its ledger keeps beside it, and the DynamoDB whose clock counts.
@@ -88,6 +89,27 @@ impl<K: Default> Book<K> {
 impl<K> Debug for Book<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Book")
+    }
+}
+
+/// What a ledger keeps if identities take over what they have, and operators free it.
+pub(crate) trait Judged: Default {
+    fn identities(&mut self) -> &mut Identities;
+}
+
+impl<K: Judged> Book<K> {
+    /// Takes note of an acquisition that an operator has seen and may free.
+    pub(crate) fn sees(&self, place: &str, seen: &Holder) {
+        self.state().identities().sees(place, seen);
+    }
+
+    /// Judges the answer to a release by force of this acquisition.
+    pub(crate) fn forced(&self, place: &str, seen: &Holder, answer: &Result<bool, Error>) {
+        let mut page = self.state();
+        self.log(&mut page, &format!("an operator freed {place} by force: {answer:?}"));
+        if let Some(what) = page.identities().forced(place, seen, answer) {
+            self.broke(&mut page, what);
+        }
     }
 }
 

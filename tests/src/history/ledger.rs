@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Error, Holder, Lock};
+use lambda_lock::{Error, Holder};
 use serde_json::Value;
 
-use super::book::{Book, Observe, Observer, Page, Valid};
+use super::book::{Book, Judged, Observe, Observer, Page, Valid};
+use super::holders::{Holders, Holding};
 use super::identities::{Identities, short};
 use super::liveness::refused_while_free;
 use super::operator::Judge;
@@ -38,8 +39,7 @@ pub(crate) struct Kept {
     counts: Counts,
     /// By key.
     rows: HashMap<String, Row>,
-    /// The locks that their holders have not released.
-    holding: Vec<Holding>,
+    holders: Holders,
     /// By key and fence: the operation that got the fence.
     applied: HashMap<(String, u64), String>,
     /// Nonces of acquisitions whose release was applied.
@@ -80,13 +80,6 @@ struct Row {
     sequence: u64,
     /// The end of the lease, as stored.
     end: u64,
-}
-
-struct Holding {
-    key: String,
-    owner: String,
-    operation: String,
-    valid: Valid<Lock>,
 }
 
 struct Crash {
@@ -295,16 +288,18 @@ impl Observe for Ledger {
     }
 }
 
+impl Judged for Kept {
+    fn identities(&mut self) -> &mut Identities {
+        &mut self.identities
+    }
+}
+
 impl Judge for Ledger {
     fn sees(&self, key: &str, seen: &Holder) {
-        self.state().identities.sees(key, seen);
+        self.book.sees(key, seen);
     }
 
     fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        let mut state = self.state();
-        self.log(&mut state, &format!("an operator freed {key} by force: {answer:?}"));
-        if let Some(what) = state.identities.forced(key, seen, answer) {
-            self.broke(&mut state, what);
-        }
+        self.book.forced(key, seen, answer);
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::ops::Deref;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -11,8 +12,9 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, Outcome};
-use crate::guarantee::{FENCES, FREED, HOLDERS, ITSELF, ORDER, OWNERS, READABLE, SERVED, WITHDRAWN};
-use crate::history::book::{Book, Observe, Observer, Page, Valid, described, may_have_ended};
+use crate::guarantee::{FENCES, FREED, ITSELF, ORDER, OWNERS, READABLE, SERVED, WITHDRAWN};
+use crate::history::book::{Book, Judged, Observe, Observer, Page, Valid, described, may_have_ended};
+use crate::history::holders::{Holders, Holding};
 use crate::history::identities::{Before, Identities, short, start_of};
 use crate::history::operator::Judge;
 use crate::history::stage::Stage;
@@ -38,8 +40,7 @@ pub(crate) struct Kept {
     counts: Counts,
     /// By key: the last fence.
     fences: HashMap<String, u64>,
-    /// The permits that their holders have not released, and least holds.
-    holding: Vec<Holding>,
+    holders: Holders,
     /// By key and fence: the operation that got the fence.
     applied: HashMap<(String, u64), String>,
     /// Owners whose release was applied.
@@ -61,23 +62,6 @@ pub(crate) struct Kept {
     first_fences: HashMap<(String, u64), u64>,
     /// By key, and identity or owner: the fence with which it got its permit.
     permits: HashMap<(String, String), u64>,
-}
-
-struct Holding {
-    key: String,
-    owner: String,
-    operation: String,
-    /// The fence with which the identity got the permit, if it has one.
-    fence: u64,
-    /// How many permits its caller allows.
-    permits: u32,
-    valid: Valid<Lock>,
-}
-
-impl Holding {
-    fn is_valid(&self, now: SystemTime) -> bool {
-        self.valid.is_valid(now, Lock::is_valid)
-    }
 }
 
 impl Ledger {
@@ -277,19 +261,19 @@ pub(crate) fn refused_with_room(acquire: &Write, row: &Value) -> Option<String> 
     (free_for > LONGEST_COURTESY).then(|| format!("{permits} permits were held, and one was free for {free_for} ms"))
 }
 
+impl Judged for Kept {
+    fn identities(&mut self) -> &mut Identities {
+        &mut self.identities
+    }
+}
+
 impl Judge for Ledger {
     fn sees(&self, key: &str, seen: &Holder) {
-        let place = place_of(key, name_of(seen.owner().unwrap_or_default()));
-        self.state().identities.sees(&place, seen);
+        self.book.sees(&place_of(key, name_of(seen.owner().unwrap_or_default())), seen);
     }
 
     fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        let place = place_of(key, name_of(seen.owner().unwrap_or_default()));
-        let mut state = self.state();
-        self.log(&mut state, &format!("an operator freed a permit of {key} by force: {answer:?}"));
-        if let Some(what) = state.identities.forced(&place, seen, answer) {
-            self.broke(&mut state, what);
-        }
+        self.book.forced(&place_of(key, name_of(seen.owner().unwrap_or_default())), seen, answer);
     }
 }
 
@@ -353,13 +337,14 @@ impl Operation {
             }
         }
         self.hold(&mut state, permit.owner(), fence, Valid::Ask(Arc::downgrade(permit)));
-        self.check_number(&mut state);
+        self.check_holders(&mut state);
     }
 
     fn hold(&self, state: &mut State, owner: &str, fence: u64, valid: Valid<Lock>) {
-        let (key, owner, operation) = (self.key.clone(), owner.to_owned(), self.name.clone());
-        let fence = state.first_fences.get(&(key.clone(), fence)).copied().unwrap_or(fence);
-        state.holding.push(Holding { key, owner, operation, fence, permits: self.permits, valid });
+        let (keys, owner, operation) = (vec![self.key.clone()], owner.to_owned(), self.name.clone());
+        // One that took a permit over has its age.
+        let fence = state.first_fences.get(&(self.key.clone(), fence)).copied().unwrap_or(fence);
+        state.holders.enter(Holding { operation, keys, owner, most: self.permits, fence, valid });
     }
 
     /// Returns `true` if this owner has lost its permit to a later acquire of its identity, or because others have freed it.
@@ -367,19 +352,10 @@ impl Operation {
         state.identities.is_superseded(&place_of(&self.key, name_of(owner)), owner)
     }
 
-    /// Of the permits that are valid at this instant, fewer than N were acquired before each of them. N is the number of
-    /// its own caller. One that was taken over does not count, and the one that took it over has its age.
-    fn check_number(&self, state: &mut State) {
-        let now = self.ledger.engine.now();
-        let of_key = state.holding.iter().filter(|holding| holding.key == self.key);
-        let of_key = of_key.filter(|holding| !self.is_superseded(state, &holding.owner));
-        let mut valid: Vec<_> = of_key.filter(|holding| holding.is_valid(now)).collect();
-        valid.sort_by_key(|holding| holding.fence);
-        let too_many = valid.iter().enumerate().find(|(before, holding)| *before >= holding.permits as usize);
-        let what = too_many.map(|(before, Holding { operation, permits, .. })| {
-            format!("{HOLDERS}: {operation} holds {} with {before} others, of {permits}", self.key)
-        });
-        if let Some(what) = what {
+    fn check_holders(&self, state: &mut State) {
+        let has_lost = |_: &str, owner: &str| self.is_superseded(state, owner);
+        let violation = state.holders.violation(slice::from_ref(&self.key), self.ledger.engine.now(), has_lost);
+        if let Some(what) = violation {
             self.ledger.broke(state, what);
         }
     }
@@ -452,7 +428,7 @@ impl Operation {
         match answer {
             Ok(()) => {
                 state.counts.renewed += 1;
-                self.check_number(&mut state);
+                self.check_holders(&mut state);
             }
             Err(error) => self.lost(&mut state, permit.owner(), end, &error),
         }
@@ -499,7 +475,7 @@ impl Operation {
         state.counts.resumed += 1;
         self.ledger.log(&mut state, &format!("{} resumed {} with fence {}", self.name, self.key, permit.fence()));
         self.hold(&mut state, permit.owner(), permit.fence(), Valid::Ask(Arc::downgrade(permit)));
-        self.check_number(&mut state);
+        self.check_holders(&mut state);
     }
 
     /// Records a renewal with this ticket. From now on, the row refuses the requests of the process that made the ticket.
@@ -584,6 +560,6 @@ impl Operation {
     }
 
     fn leave(&self, state: &mut State) {
-        state.holding.retain(|holding| holding.operation != self.name);
+        state.holders.leave(&self.name);
     }
 }

@@ -1,7 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
@@ -10,9 +10,10 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::{Value, json};
 
 use super::Counts;
-use crate::guarantee::{ALL_OR_NONE, FENCES, FREED, HOLDERS, ITSELF, OWNERS, READABLE, REPEATED, SERVED, WITHDRAWN};
+use crate::guarantee::{ALL_OR_NONE, FENCES, FREED, ITSELF, OWNERS, READABLE, REPEATED, SERVED, WITHDRAWN};
 use crate::history::Outcome;
-use crate::history::book::{Book, Observe, Observer, Page, described, may_have_ended};
+use crate::history::book::{Book, Judged, Observe, Observer, Page, Valid, described, may_have_ended};
+use crate::history::holders::{Holders, Holding};
 use crate::history::identities::{Before, Identities, short};
 use crate::history::liveness::refused_while_free;
 use crate::history::operator::Judge;
@@ -42,7 +43,7 @@ pub(crate) struct Kept {
     rows: HashMap<String, Row>,
     /// The keys of each operation that is under way.
     wanted: HashMap<String, Vec<String>>,
-    holding: Vec<(String, Vec<String>, Weak<Lock>)>,
+    holders: Holders,
     /// By key and fence: the operation that got the fence.
     applied: HashMap<(String, u64), String>,
     /// Keys and nonces whose release was applied.
@@ -238,17 +239,19 @@ impl Observe for Ledger {
     }
 }
 
+impl Judged for Kept {
+    fn identities(&mut self) -> &mut Identities {
+        &mut self.identities
+    }
+}
+
 impl Judge for Ledger {
     fn sees(&self, key: &str, seen: &Holder) {
-        self.state().identities.sees(key, seen);
+        self.book.sees(key, seen);
     }
 
     fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        let mut state = self.state();
-        self.log(&mut state, &format!("an operator freed {key} by force: {answer:?}"));
-        if let Some(what) = state.identities.forced(key, seen, answer) {
-            self.broke(&mut state, what);
-        }
+        self.book.forced(key, seen, answer);
     }
 }
 
@@ -296,22 +299,15 @@ impl Operation {
                 self.ledger.broke(&mut state, format!("{} was given {key}, which the table gave {by}", self.name));
             }
         }
-        self.alone(&mut state, held);
-        state.holding.push((self.name.clone(), self.keys.clone(), Arc::downgrade(held)));
+        let (operation, keys, owner) = (self.name.clone(), self.keys.clone(), held.owner().to_owned());
+        let valid = Valid::Ask(Arc::downgrade(held));
+        state.holders.enter(Holding { operation, keys, owner, most: 1, fence: held.fence(), valid });
+        self.check_holders(&mut state);
     }
 
-    /// No other holder may consider itself valid at this instant.
-    fn alone(&self, state: &mut State, held: &Lock) {
-        // A key that was taken over, or that others have freed, is no longer the holder's, whatever it considers.
-        let has = |held: &Lock, key: &String| !state.identities.is_superseded(key, held.owner());
-        let other = state.holding.iter().find(|(name, keys, other)| {
-            let Some(other) = other.upgrade().filter(|other| *name != self.name && other.is_valid()) else {
-                return false;
-            };
-            keys.iter().any(|key| self.keys.contains(key) && has(held, key) && has(&other, key))
-        });
-        if let (Some((other, ..)), true) = (other, held.is_valid()) {
-            let what = format!("{HOLDERS}: {} and {other} hold one of {:?} at once", self.name, self.keys);
+    fn check_holders(&self, state: &mut State) {
+        let has_lost = |key: &str, owner: &str| state.identities.is_superseded(key, owner);
+        if let Some(what) = state.holders.violation(&self.keys, self.ledger.engine.now(), has_lost) {
             self.ledger.broke(state, what);
         }
     }
@@ -373,7 +369,7 @@ impl Operation {
         match answer {
             Ok(()) => {
                 state.counts.renewed += 1;
-                self.alone(&mut state, held);
+                self.check_holders(&mut state);
             }
             Err(error) if error.is_lost() => self.lost(&mut state, held),
             Err(error) => self.unanswered(&mut state, sent, &error),
@@ -444,6 +440,6 @@ impl Operation {
     }
 
     fn leave(&self, state: &mut State) {
-        state.holding.retain(|(name, ..)| *name != self.name);
+        state.holders.leave(&self.name);
     }
 }

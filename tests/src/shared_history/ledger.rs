@@ -11,9 +11,10 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, PERMITS};
-use crate::guarantee::{FENCES, FREED, HOLDERS, KINDS, OWNERS, READABLE, SERVED};
+use crate::guarantee::{FENCES, FREED, KINDS, OWNERS, READABLE, SERVED};
 use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page, Valid, described};
+use crate::history::holders::{Holders, Holding};
 use crate::history::liveness::refused_while_free;
 use crate::history::operator::Judge;
 use crate::history::stage::Stage;
@@ -44,7 +45,7 @@ pub(crate) struct Kept {
     rows: HashMap<String, Row>,
     /// By key: whether the last deleted row was a semaphore, and the last fence of the key.
     before: HashMap<String, (bool, u64)>,
-    holding: Vec<Holding>,
+    holders: Holders,
     /// Keys and nonces whose release was applied.
     released: HashSet<(String, String)>,
     /// By key and nonce: the fence of the last acquisition.
@@ -61,20 +62,6 @@ pub(crate) struct Kept {
 struct Row {
     is_semaphore: bool,
     owner: String,
-}
-
-struct Holding {
-    operation: String,
-    kind: Kind,
-    keys: Vec<String>,
-    owner: String,
-    valid: Valid<Lock>,
-}
-
-impl Holding {
-    fn is_valid(&self, now: SystemTime) -> bool {
-        self.valid.is_valid(now, Lock::is_valid)
-    }
 }
 
 impl Ledger {
@@ -273,7 +260,7 @@ impl Operation {
             Kind::Permit => &mut state.counts.permits,
             Kind::Record => &mut state.counts.runs,
         } += 1;
-        self.hold(&mut state, held.owner(), Valid::Ask(Arc::downgrade(held)));
+        self.hold(&mut state, held, Valid::Ask(Arc::downgrade(held)));
     }
 
     /// Begins a run of idempotent work. It ends when the returned value is dropped, which a cancellation does too.
@@ -281,48 +268,26 @@ impl Operation {
         let mut state = self.ledger.state();
         state.counts.runs += 1;
         let until = self.ledger.engine.now() + lock.remaining();
-        self.hold(&mut state, lock.owner(), Valid::Until(until));
+        self.hold(&mut state, lock, Valid::Until(until));
         Inside(self)
     }
 
-    fn hold(&self, state: &mut State, owner: &str, valid: Valid<Lock>) {
+    fn hold(&self, state: &mut State, lock: &Lock, valid: Valid<Lock>) {
         self.ledger.log(state, &format!("{} has {:?} as {:?}", self.name, self.keys, self.kind));
-        let (operation, kind, keys) = (self.name.clone(), self.kind, self.keys.clone());
-        let own = Holding { operation, kind, keys, owner: owner.to_owned(), valid };
-        let is_valid = own.is_valid(self.ledger.engine.now());
-        state.holding.push(own);
-        self.alone(state, is_valid);
+        let (operation, keys, owner) = (self.name.clone(), self.keys.clone(), lock.owner().to_owned());
+        let most = if self.kind == Kind::Permit { PERMITS } else { 1 };
+        state.holders.enter(Holding { operation, keys, owner, most, fence: lock.fence(), valid });
+        self.check_holders(state);
     }
 
-    pub(super) fn renewed(&self, is_valid: bool) {
-        self.alone(&mut self.ledger.state(), is_valid);
+    pub(super) fn renewed(&self) {
+        self.check_holders(&mut self.ledger.state());
     }
 
-    /// The only other holders that may consider themselves valid at this instant are those of other permits.
-    fn alone(&self, state: &mut State, is_valid: bool) {
-        let now = self.ledger.engine.now();
-        let Some(own) = state.holding.iter().find(|holding| holding.operation == self.name) else { return };
-        // A key that an operator has freed is no longer the holder's, whatever it considers.
-        let has = |holding: &Holding, key: &String| {
-            holding.keys.contains(key) && !state.freed.contains(&(key.clone(), holding.owner.clone()))
-        };
-        let shares = |holding: &&Holding| {
-            holding.operation != self.name
-                && self.keys.iter().any(|key| has(own, key) && has(holding, key))
-                && holding.is_valid(now)
-        };
-        let others: Vec<_> = state.holding.iter().filter(shares).collect();
-        let is_permit = |kind| kind == Kind::Permit;
-        let wrong = others.iter().find(|other| !is_permit(self.kind) || !is_permit(other.kind));
-        let what = match wrong {
-            Some(other) => {
-                format!("{HOLDERS}: {} ({:?}) and {} ({:?})", self.name, self.kind, other.operation, other.kind)
-            }
-            None if others.len() >= PERMITS as usize => format!("{HOLDERS}: {} and {} others", self.name, others.len()),
-            None => return,
-        };
-        if is_valid {
-            self.ledger.broke(state, format!("{what} hold one of {:?} at once", self.keys));
+    fn check_holders(&self, state: &mut State) {
+        let has_lost = |key: &str, owner: &str| state.freed.contains(&(key.to_owned(), owner.to_owned()));
+        if let Some(what) = state.holders.violation(&self.keys, self.ledger.engine.now(), has_lost) {
+            self.ledger.broke(state, what);
         }
     }
 
@@ -368,7 +333,7 @@ impl Operation {
     /// The work has a result, of this run or of another one.
     pub(super) fn answered(&self) {
         let mut state = self.ledger.state();
-        let ran = state.holding.iter().any(|holding| holding.operation == self.name);
+        let ran = state.holders.of(&self.name).next().is_some();
         state.counts.replayed += usize::from(!ran);
         self.leave(&mut state);
     }
@@ -390,7 +355,7 @@ impl Operation {
     }
 
     fn leave(&self, state: &mut State) {
-        state.holding.retain(|holding| holding.operation != self.name);
+        state.holders.leave(&self.name);
     }
 }
 
@@ -401,7 +366,7 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         // Its result may not be stored yet, but the work has ended.
         let mut state = self.0.ledger.state();
-        for holding in state.holding.iter_mut().filter(|holding| holding.operation == self.0.name) {
+        for holding in state.holders.of(&self.0.name) {
             holding.valid = Valid::Until(SystemTime::UNIX_EPOCH);
         }
     }

@@ -1,4 +1,5 @@
 use std::fmt::Debug;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use super::super::book::{described, may_have_ended};
 use super::super::identities::Before;
 use super::super::stage::Waiting;
 use super::{Crash, Hold, Holding, Ledger, State, Valid};
-use crate::guarantee::{HOLDERS, ITSELF, READABLE};
+use crate::guarantee::{ITSELF, READABLE};
 
 /// One operation of one worker, which reports to the ledger.
 #[derive(Debug)]
@@ -44,7 +45,6 @@ impl Operation {
         if state.applied.get(&(self.key.clone(), lock.fence())) != Some(&from.name) {
             self.ledger.broke(&mut state, format!("{} resumed a lock that {} did not have", self.name, from.name));
         }
-        self.alone(&mut state, lock);
         self.hold(&mut state, lock, Valid::Ask(Arc::downgrade(lock)));
     }
 
@@ -92,27 +92,19 @@ impl Operation {
             let hold = Hold { until, operation: self.name.clone(), is_handed_over: false, is_uncertain: false };
             state.holds.insert(lock.owner().to_owned(), hold);
         }
-        self.alone(&mut state, lock);
         self.hold(&mut state, lock, valid);
     }
 
     fn hold(&self, state: &mut State, lock: &Lock, valid: Valid<Lock>) {
-        let (key, owner, operation) = (self.key.clone(), lock.owner().to_owned(), self.name.clone());
-        state.holding.push(Holding { key, owner, operation, valid });
+        let (keys, owner, operation) = (vec![self.key.clone()], lock.owner().to_owned(), self.name.clone());
+        state.holders.enter(Holding { operation, keys, owner, most: 1, fence: lock.fence(), valid });
+        self.check_holders(state);
     }
 
-    /// No other holder may consider itself valid at this instant.
-    fn alone(&self, state: &mut State, lock: &Lock) {
-        let now = self.ledger.engine.now();
-        let valid = lock.is_valid() && !state.identities.is_superseded(&self.key, lock.owner());
-        let other = state.holding.iter().find(|holding| {
-            holding.key == self.key
-                && holding.operation != self.name
-                && !state.identities.is_superseded(&self.key, &holding.owner)
-                && holding.valid.is_valid(now, Lock::is_valid)
-        });
-        if let (Some(other), true) = (other, valid) {
-            let what = format!("{HOLDERS}: {} and {} hold {} at once", self.name, other.operation, self.key);
+    fn check_holders(&self, state: &mut State) {
+        let has_lost = |key: &str, owner: &str| state.identities.is_superseded(key, owner);
+        let violation = state.holders.violation(slice::from_ref(&self.key), self.ledger.engine.now(), has_lost);
+        if let Some(what) = violation {
             self.ledger.broke(state, what);
         }
     }
@@ -156,13 +148,13 @@ impl Operation {
         self.ledger.log(&mut state, &format!("{} keeps its turn for {delay:?}", self.name));
     }
 
-    pub(crate) fn renewed(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
+    pub(crate) fn renewed(&self, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
         match answer {
             Ok(()) => {
                 state.counts.renewed += 1;
-                self.alone(&mut state, lock);
+                self.check_holders(&mut state);
             }
             Err(error) if error.is_lost() => state.counts.lost += 1,
             Err(_) => {}
@@ -244,7 +236,7 @@ impl Operation {
     }
 
     fn leave(&self, state: &mut State) {
-        state.holding.retain(|holding| holding.operation != self.name);
+        state.holders.leave(&self.name);
     }
 }
 

@@ -1,0 +1,66 @@
+//! Who has what, and the check of the first guarantee, for the histories of all kinds.
+
+use std::time::SystemTime;
+
+use lambda_lock::Lock;
+
+use super::book::Valid;
+use crate::guarantee::HOLDERS;
+
+/// The holders that have not released what they have, and those whose minimum hold has not ended.
+#[derive(Default)]
+pub(crate) struct Holders(Vec<Holding>);
+
+pub(crate) struct Holding {
+    pub(crate) operation: String,
+    pub(crate) keys: Vec<String>,
+    pub(crate) owner: String,
+    /// How many holders of its keys there may be at once, as its caller has said: the permits of a semaphore, or 1.
+    pub(crate) most: u32,
+    /// The fence with which it began, or the identity whose permit it took over.
+    pub(crate) fence: u64,
+    pub(crate) valid: Valid<Lock>,
+}
+
+impl Holders {
+    pub(crate) fn enter(&mut self, holding: Holding) {
+        self.0.push(holding);
+    }
+
+    pub(crate) fn leave(&mut self, operation: &str) {
+        self.0.retain(|holding| holding.operation != operation);
+    }
+
+    /// Returns what this operation has.
+    pub(crate) fn of(&mut self, operation: &str) -> impl Iterator<Item = &mut Holding> {
+        self.0.iter_mut().filter(move |holding| holding.operation == operation)
+    }
+
+    /// Returns a violation if a key has more holders that consider themselves valid at this instant than there may be: the
+    /// holder of a key is alone, and of the permits, fewer than N were acquired before each of them. N is the number of its own
+    /// caller. A holder that `has_lost` a key does not count, whatever it considers.
+    pub(crate) fn violation(
+        &self,
+        keys: &[String],
+        now: SystemTime,
+        has_lost: impl Fn(&str, &str) -> bool,
+    ) -> Option<String> {
+        keys.iter().find_map(|key| {
+            let is_valid = |holding: &&Holding| {
+                holding.keys.contains(key)
+                    && !has_lost(key, &holding.owner)
+                    && holding.valid.is_valid(now, Lock::is_valid)
+            };
+            let mut valid: Vec<_> = self.0.iter().filter(is_valid).collect();
+            valid.sort_by_key(|holding| holding.fence);
+            let all = valid.len();
+            let is_wrong = |(before, holding): &(usize, &&Holding)| {
+                *before >= holding.most as usize || holding.most == 1 && all > 1
+            };
+            let (before, holding) = valid.iter().enumerate().find(is_wrong)?;
+            let others: Vec<_> = valid.iter().map(|other| other.operation.as_str()).collect();
+            let Holding { operation, most, .. } = holding;
+            Some(format!("{HOLDERS}: {operation} has {key} after {before} others, of {most}: {}", others.join("; ")))
+        })
+    }
+}
