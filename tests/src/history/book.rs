@@ -103,10 +103,10 @@ impl<K: Judged> Book<K> {
         self.state().identities().sees(place, seen);
     }
 
-    /// Judges the answer to a release by force of this acquisition.
-    pub(crate) fn forced(&self, place: &str, seen: &Holder, answer: &Result<bool, Error>) {
+    /// Judges the answer to a release by force of this acquisition, which has this place in the row.
+    pub(crate) fn forced(&self, key: &str, place: &str, seen: &Holder, answer: &Result<bool, Error>) {
         let mut page = self.state();
-        self.log(&mut page, &format!("an operator freed {place} by force: {answer:?}"));
+        self.log(&mut page, &format!("an operator freed {key} by force: {answer:?}"));
         if let Some(what) = page.identities().forced(place, seen, answer) {
             self.broke(&mut page, what);
         }

@@ -15,8 +15,8 @@ pub(crate) struct Holding {
     pub(crate) operation: String,
     pub(crate) keys: Vec<String>,
     pub(crate) owner: String,
-    /// How many holders of its keys there may be at once, as its caller has said: the permits of a semaphore, or 1.
-    pub(crate) most: u32,
+    /// How many permits there are, as the caller of one has said. The holder of a key has none.
+    pub(crate) permits: Option<u32>,
     /// The fence with which it began, or the identity whose permit it took over.
     pub(crate) fence: u64,
     pub(crate) valid: Valid<Lock>,
@@ -55,12 +55,13 @@ impl Holders {
             valid.sort_by_key(|holding| holding.fence);
             let all = valid.len();
             let is_wrong = |(before, holding): &(usize, &&Holding)| {
-                *before >= holding.most as usize || holding.most == 1 && all > 1
+                holding.permits.map_or(all > 1, |permits| *before >= permits as usize)
             };
             let (before, holding) = valid.iter().enumerate().find(is_wrong)?;
             let others: Vec<_> = valid.iter().map(|other| other.operation.as_str()).collect();
-            let Holding { operation, most, .. } = holding;
-            Some(format!("{HOLDERS}: {operation} has {key} after {before} others, of {most}: {}", others.join("; ")))
+            let Holding { operation, permits, .. } = holding;
+            let others = others.join("; ");
+            Some(format!("{HOLDERS}: {operation} has {key}, with {before} before it, of {permits:?} permits: {others}"))
         })
     }
 }

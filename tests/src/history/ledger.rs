@@ -300,6 +300,6 @@ impl Judge for Ledger {
     }
 
     fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        self.book.forced(key, seen, answer);
+        self.book.forced(key, key, seen, answer);
     }
 }

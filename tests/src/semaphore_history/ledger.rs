@@ -273,7 +273,7 @@ impl Judge for Ledger {
     }
 
     fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        self.book.forced(&place_of(key, name_of(seen.owner().unwrap_or_default())), seen, answer);
+        self.book.forced(key, &place_of(key, name_of(seen.owner().unwrap_or_default())), seen, answer);
     }
 }
 
@@ -344,7 +344,7 @@ impl Operation {
         let (keys, owner, operation) = (vec![self.key.clone()], owner.to_owned(), self.name.clone());
         // One that took a permit over has its age.
         let fence = state.first_fences.get(&(self.key.clone(), fence)).copied().unwrap_or(fence);
-        state.holders.enter(Holding { operation, keys, owner, most: self.permits, fence, valid });
+        state.holders.enter(Holding { operation, keys, owner, permits: Some(self.permits), fence, valid });
     }
 
     /// Returns `true` if this owner has lost its permit to a later acquire of its identity, or because others have freed it.

@@ -251,7 +251,7 @@ impl Judge for Ledger {
     }
 
     fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        self.book.forced(key, seen, answer);
+        self.book.forced(key, key, seen, answer);
     }
 }
 
@@ -301,7 +301,7 @@ impl Operation {
         }
         let (operation, keys, owner) = (self.name.clone(), self.keys.clone(), held.owner().to_owned());
         let valid = Valid::Ask(Arc::downgrade(held));
-        state.holders.enter(Holding { operation, keys, owner, most: 1, fence: held.fence(), valid });
+        state.holders.enter(Holding { operation, keys, owner, permits: None, fence: held.fence(), valid });
         self.check_holders(&mut state);
     }
 

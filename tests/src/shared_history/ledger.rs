@@ -275,8 +275,8 @@ impl Operation {
     fn hold(&self, state: &mut State, lock: &Lock, valid: Valid<Lock>) {
         self.ledger.log(state, &format!("{} has {:?} as {:?}", self.name, self.keys, self.kind));
         let (operation, keys, owner) = (self.name.clone(), self.keys.clone(), lock.owner().to_owned());
-        let most = if self.kind == Kind::Permit { PERMITS } else { 1 };
-        state.holders.enter(Holding { operation, keys, owner, most, fence: lock.fence(), valid });
+        let permits = (self.kind == Kind::Permit).then_some(PERMITS);
+        state.holders.enter(Holding { operation, keys, owner, permits, fence: lock.fence(), valid });
         self.check_holders(state);
     }
 

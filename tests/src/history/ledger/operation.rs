@@ -97,7 +97,7 @@ impl Operation {
 
     fn hold(&self, state: &mut State, lock: &Lock, valid: Valid<Lock>) {
         let (keys, owner, operation) = (vec![self.key.clone()], lock.owner().to_owned(), self.name.clone());
-        state.holders.enter(Holding { operation, keys, owner, most: 1, fence: lock.fence(), valid });
+        state.holders.enter(Holding { operation, keys, owner, permits: None, fence: lock.fence(), valid });
         self.check_holders(state);
     }
 
