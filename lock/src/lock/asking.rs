@@ -70,7 +70,6 @@ pub(crate) enum Event {
 
 /// What an acquire came to, if it was not refused.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub(crate) enum Ended<T = Lock> {
     Acquired(T),
     /// The work was done before: this record has its result.
