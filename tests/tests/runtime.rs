@@ -423,7 +423,7 @@ async fn a_function_with_snap_start_meets_no_connection_of_its_snapshot() {
 }
 
 /// The log of a function that takes a number and gets a secret.
-async fn log_of_a_payload_that_is_no_number(filter: &str) -> String {
+async fn log_of_a_payload_without_a_number(filter: &str) -> String {
     let mut lambda = Lambda::start().await;
     let mut command = function(&lambda);
     let mut environment = command.arg("run_typed").env("RUST_LOG", filter).stderr(Stdio::piped()).spawn().unwrap();
@@ -436,8 +436,8 @@ async fn log_of_a_payload_that_is_no_number(filter: &str) -> String {
 // As the documentation of the layers says.
 #[tokio::test]
 async fn the_runtime_logs_an_unreadable_payload_unless_that_target_is_off() {
-    let log = log_of_a_payload_that_is_no_number("info").await;
+    let log = log_of_a_payload_without_a_number("info").await;
     assert!(log.contains("the secret"), "{log}");
-    let log = log_of_a_payload_that_is_no_number("info,lambda_runtime::layers::api_response=off").await;
+    let log = log_of_a_payload_without_a_number("info,lambda_runtime::layers::api_response=off").await;
     assert!(!log.contains("the secret"), "{log}");
 }

@@ -49,7 +49,7 @@ fn missing_settings_are_named() {
 }
 
 #[test]
-fn an_endpoint_that_is_no_url_is_named() {
+fn an_invalid_endpoint_is_named() {
     for endpoint in ["localhost:8000", "ftp://localhost", "http://", "http://:8000", "http://local host", "http://[::1"]
     {
         for variable in ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_DYNAMODB"] {
@@ -84,7 +84,7 @@ fn a_credential_with_a_line_break_is_named_without_its_value() {
 }
 
 #[test]
-fn a_region_that_is_no_name_of_a_host_is_shown() {
+fn an_invalid_region_is_shown() {
     for region in ["us east", "us-east-1\r", "us-east-1é"] {
         let refused = outcome(get("http://127.0.0.1:1"), &[("AWS_REGION", region)]).expect_code(78);
         refused.expect_sentence(&["region is `us", "AWS_REGION"]);

@@ -109,7 +109,7 @@ async fn a_failed_transaction_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_response_that_is_no_result_cannot_complete_a_run() {
+async fn complete_in_refuses_an_unstorable_response() {
     let (_world, host, locks) = environment().await;
     let handler = service_fn(async |request: Request| {
         let failed = Response::builder().status(503).body(Body::Empty).unwrap();

@@ -27,7 +27,7 @@ fn with_status(status: u16) -> impl Fn(u32) -> Response<Body> + Clone {
 }
 
 #[tokio::test]
-async fn a_response_that_says_that_nothing_was_done_is_no_result() {
+async fn a_response_that_nothing_was_done_is_not_stored() {
     let (_world, host, locks) = environment().await;
     let layer = layer(&locks);
     for (statuses, is_result) in [
@@ -78,7 +78,7 @@ async fn a_client_that_follows_a_redirect_sends_its_key_to_the_new_address() {
 }
 
 #[tokio::test]
-async fn a_stream_of_events_is_passed_on_and_is_no_result() {
+async fn a_stream_of_events_is_passed_on_and_not_stored() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let events = service_fn({
@@ -291,7 +291,7 @@ async fn a_body_that_stops_without_an_end_is_interrupted_with_the_lease() {
 }
 
 #[tokio::test]
-async fn the_body_of_a_response_that_is_no_result_is_not_read() {
+async fn the_body_of_an_unstored_response_is_not_read() {
     let (_world, host, locks) = environment().await;
     let failing = service_fn(async |_: Request| {
         let pieces = stream::iter(["a"].map(Ok::<_, Infallible>)).chain(stream::pending());

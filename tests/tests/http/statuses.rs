@@ -241,7 +241,7 @@ async fn a_key_with_another_request_is_unprocessable() {
 }
 
 #[tokio::test]
-async fn a_response_that_must_be_stored_and_cannot_is_a_server_error_and_runs_again_after_the_lease() {
+async fn a_required_response_that_cannot_be_stored_is_a_server_error() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     let failing = layer(&locks).on_unstorable_result(OnUnstorableResult::Fail);

@@ -274,7 +274,7 @@ async fn complete_in_rejects_a_result_that_cannot_be_stored() {
 }
 
 #[tokio::test]
-async fn a_completion_for_a_table_without_transactions_is_refused_and_the_result_is_stored_as_usual() {
+async fn without_transactions_complete_in_is_refused_and_the_result_stored() {
     let world = World::across_regions().await;
     let locks = world.locks(&world.host().build()).multi_region_strong_consistency(true).build().unwrap();
     let (orders, runs) = (orders(&locks), Counter::default());

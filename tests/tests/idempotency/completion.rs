@@ -53,7 +53,7 @@ async fn a_failed_run_that_loses_its_record_does_not_modify_the_row() {
 }
 
 #[tokio::test]
-async fn duplicates_of_a_run_that_was_taken_over_get_the_result_of_the_new_run() {
+async fn after_a_takeover_duplicates_get_the_new_runs_result() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     let mine = orders(&locks);

@@ -81,7 +81,7 @@ async fn a_run_that_thaws_after_its_lease_and_returns_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn a_run_that_fails_after_its_lease_fails_with_its_own_error_and_can_be_retried() {
+async fn a_run_that_fails_after_its_lease_can_be_retried() {
     let (_world, host, locks) = environment().await;
     let overrun = orders(&locks)
         .run(&order("a"), async |_| {

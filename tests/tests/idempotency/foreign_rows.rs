@@ -84,7 +84,7 @@ async fn an_unreadable_result_or_error_is_an_error_without_its_content() {
 }
 
 #[tokio::test]
-async fn a_stored_validation_that_is_not_a_string_is_no_digest() {
+async fn a_stored_validation_of_another_type_is_ignored() {
     let (world, host, locks) = environment().await;
     let foreign = completed(&host, [("validation", number(5))]);
     for orders in [validated(&locks), orders(&locks)] {

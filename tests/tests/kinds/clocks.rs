@@ -47,7 +47,7 @@ pub(crate) async fn a_free_key_refuses_an_acquire_at_most_once_after_it_was_free
     assert_refused_at_most_once::<S>(&world).await;
 }
 
-pub(crate) async fn a_free_key_refuses_an_acquire_at_most_once_after_a_clock_that_was_an_hour_ahead<S: Subject>() {
+pub(crate) async fn after_a_clock_an_hour_ahead_an_acquire_needs_two_attempts<S: Subject>() {
     let world = World::new().await;
     let mut held: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
     held.release().await.unwrap();

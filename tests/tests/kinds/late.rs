@@ -220,7 +220,7 @@ pub(crate) async fn a_grant_whose_process_was_frozen_beyond_its_lease_is_freed<S
 }
 
 /// The first attempt is granted after its lease, and freed. The second one has the lock.
-pub(crate) async fn a_lock_after_a_grant_that_came_too_late_is_lost_if_it_is_freed_by_force<S: Subject>() {
+pub(crate) async fn after_a_late_grant_a_forced_release_loses_the_lock<S: Subject>() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     let host = StepsClock::host(world.host(), 1, |host| host.advance_clock(LEASE + Duration::from_millis(100)));

@@ -77,7 +77,7 @@ macro_rules! rules {
             clocks::others_wait_until_the_lease_and_the_skew_are_over
             clocks::each_acquisition_has_a_larger_fence
             clocks::a_free_key_refuses_an_acquire_at_most_once_after_it_was_freed_by_others
-            clocks::a_free_key_refuses_an_acquire_at_most_once_after_a_clock_that_was_an_hour_ahead
+            clocks::after_a_clock_an_hour_ahead_an_acquire_needs_two_attempts
             other_kinds::a_row_of_another_kind_is_refused
             other_kinds::a_withdrawal_leaves_a_row_of_another_kind_as_it_is
             names::a_refusal_names_the_key_of_the_row
@@ -105,7 +105,7 @@ macro_rules! rules {
     };
     (turns, $subject:ident) => {
         tests! { $subject:
-            late::a_lock_after_a_grant_that_came_too_late_is_lost_if_it_is_freed_by_force
+            late::after_a_late_grant_a_forced_release_loses_the_lock
             late::a_release_by_force_frees_no_later_acquisition
             late::a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later
             late::an_acquire_that_was_freed_by_force_between_two_attempts_has_the_key

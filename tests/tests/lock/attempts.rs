@@ -85,7 +85,7 @@ async fn a_grant_that_is_answered_after_its_lease_is_freed_before_the_next_attem
 
 /// An execution waits in one process after another. The first one has crashed, and its clock was ahead by less than the skew.
 #[tokio::test]
-async fn an_execution_has_at_once_what_an_earlier_attempt_by_a_clock_ahead_has_acquired() {
+async fn an_execution_takes_over_from_a_clock_ahead_at_once() {
     for kind in KINDS {
         let world = World::new().await;
         let asking = |locks: &Locks| kind(locks).lease(LEASE).identity("execution 1");
@@ -275,7 +275,7 @@ async fn a_wait_for_a_long_hold_has_few_attempts() {
 
 /// Without a place, there is nothing to compute a turn from.
 #[tokio::test]
-async fn delays_without_a_turn_grow_from_process_to_process_and_last_a_second_at_least() {
+async fn without_a_turn_delays_grow_from_process_to_process() {
     tokio::time::pause();
     let (_, locks) = virtual_locks().await;
     let held = locks.acquire(KEY).lease(LEASE).await.unwrap();

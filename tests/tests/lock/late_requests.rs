@@ -153,7 +153,7 @@ async fn a_row_that_rejects_a_late_attempt_is_kept_for_the_retention() {
 }
 
 #[tokio::test]
-async fn a_late_duplicate_takes_nothing_in_its_own_millisecond_after_the_clock_was_set_back() {
+async fn after_the_clock_was_set_back_a_stale_duplicate_takes_nothing() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     let late = Late::updates(1..=1);

@@ -265,7 +265,7 @@ impl Intercept for Proxy {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_dynamodbs_is_no_malformed_row() {
+async fn an_answer_of_another_server_is_rejected() {
     let world = World::new().await;
     let locks = world.locks(&world.host().intercept(Proxy).build()).build().unwrap();
     let error = locks.acquire("job").await.unwrap_err();
@@ -273,7 +273,7 @@ async fn an_answer_that_is_not_dynamodbs_is_no_malformed_row() {
 }
 
 #[tokio::test]
-async fn a_free_key_with_the_last_fence_but_one_is_left_to_the_one_that_has_reserved_it() {
+async fn near_the_last_fence_a_free_key_stays_reserved() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();

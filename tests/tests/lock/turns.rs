@@ -180,7 +180,7 @@ async fn a_waiter_whose_place_was_passed_does_not_set_the_queue_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_host_whose_clock_is_ahead_by_less_than_the_skew_joins_the_queue_of_others() {
+async fn a_clock_ahead_within_the_skew_joins_the_queue() {
     let (engine, _host, locks) = released_with_queue(0, ENOUGH).await;
     let _lock = locks.acquire("job").await.unwrap();
     set_queue(&engine, 3, 1, ms(500)).await;

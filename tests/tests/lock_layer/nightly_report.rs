@@ -91,7 +91,7 @@ async fn an_event_that_is_delivered_twice_at_once_writes_its_report_once() {
 }
 
 #[tokio::test]
-async fn the_retry_of_a_report_that_crashed_fails_until_its_lease_ends_and_then_writes() {
+async fn after_a_crash_the_retry_writes_when_the_lease_has_ended() {
     let world = World::new().await;
     let crashing = world.host().build();
     let (locks, reports_there) = reports(&world, &crashing);

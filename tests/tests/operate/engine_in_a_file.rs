@@ -94,7 +94,7 @@ fn threads_with_engines_on_one_file_exclude_each_other() {
 }
 
 #[test]
-fn rejects_a_file_that_is_no_database_and_does_not_modify_it() {
+fn a_file_that_is_not_a_database_is_refused_and_stays() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("notes.txt");
     let text = "not a database, but something that someone may still want\n".repeat(100);

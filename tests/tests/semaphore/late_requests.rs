@@ -29,7 +29,7 @@ async fn a_late_duplicate_of_an_acquire_does_not_take_another_permit() {
 
 /// Nobody is left to give its number up.
 #[tokio::test]
-async fn a_late_attempt_of_a_dead_process_takes_only_a_free_permit_until_its_lease_ends() {
+async fn a_dead_processs_stale_attempt_takes_only_a_free_permit() {
     for others in [1, 2] {
         let world = World::new().await;
         let late = Late::updates(1..=3);
@@ -68,7 +68,7 @@ async fn a_late_duplicate_takes_nothing_after_the_minimum_hold_of_its_permit_was
 }
 
 #[tokio::test]
-async fn an_identity_that_has_released_its_permit_did_not_leave_it_to_its_next_acquire() {
+async fn after_a_release_a_stale_replacement_takes_nothing() {
     let world = World::new().await;
     let locks = world.default_locks();
     let acquire = |locks: &Locks| locks.semaphore(KEY, 1).acquire().lease(LEASE).identity("run 1");
@@ -158,7 +158,7 @@ async fn an_acquire_without_an_answer_frees_the_permit_that_it_took() {
 }
 
 #[tokio::test]
-async fn a_grant_that_is_answered_after_its_lease_is_no_permit() {
+async fn a_grant_answered_after_its_lease_is_withdrawn() {
     let world = World::new().await;
     let latency = Duration::from_millis(5);
     let host = world.host().faults(Faults::seeded(1).latency(latency..latency)).build();

@@ -146,7 +146,7 @@ async fn a_release_by_force_spares_later_permits() {
 }
 
 #[tokio::test]
-async fn an_acquire_that_was_freed_by_force_between_two_attempts_asks_again_with_a_larger_number() {
+async fn freed_by_force_between_attempts_an_acquire_uses_a_larger_number() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     // The three tries of the first attempt are applied and not answered. The second attempt is refused once.
@@ -168,7 +168,7 @@ async fn an_acquire_that_was_freed_by_force_between_two_attempts_asks_again_with
 }
 
 #[tokio::test]
-async fn an_identity_can_acquire_soon_after_a_release_by_force_of_what_a_clock_far_ahead_has_acquired() {
+async fn after_a_forced_release_a_clock_far_ahead_blocks_nobody() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     let ahead = world.locks(&world.host().clock_ahead(Duration::from_hours(1)).build()).build().unwrap();

@@ -44,7 +44,7 @@ impl Intercept for WithinLimits {
 }
 
 #[tokio::test]
-async fn a_hundred_permits_with_the_longest_names_fit_into_the_row_and_are_replaced_at_once() {
+async fn a_hundred_permits_with_the_longest_names_fit_into_a_row() {
     let world = World::new().await;
     let bank = world.default_locks().semaphore(KEY, 100);
     let mut held = Vec::new();

@@ -6,7 +6,7 @@ use lambda_lock_tests::World;
 use crate::{KEYS, assert_contains, eagerly};
 
 #[tokio::test]
-async fn several_keys_are_refused_before_anything_is_sent_and_the_error_says_what_to_do() {
+async fn without_transactions_several_keys_are_refused_before_a_request() {
     let world = World::across_regions().await;
     let host = world.host().build();
     let locks = world.locks(&host).multi_region_strong_consistency(true).build().unwrap();

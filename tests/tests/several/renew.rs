@@ -44,7 +44,7 @@ async fn partly_lost(world: &World) -> (Host, Lock) {
 }
 
 #[tokio::test]
-async fn a_renewal_with_one_key_lost_loses_the_set_and_the_release_frees_the_rest() {
+async fn after_one_key_is_lost_the_release_frees_the_rest() {
     let world = World::new().await;
     let (host, set) = partly_lost(&world).await;
     assert!(set.release().await.unwrap_err().is_lost());

@@ -138,7 +138,7 @@ async fn waiters_in_turn_leave_a_reserved_key_until_the_reservation_ends() {
 }
 
 #[tokio::test]
-async fn a_single_attempt_and_plain_backoff_and_the_last_attempt_owe_nothing_to_a_reservation() {
+async fn single_last_and_backoff_attempts_ignore_a_reservation() {
     let world = World::new().await;
     let locks = world.default_locks();
     assert_free(&world).await;

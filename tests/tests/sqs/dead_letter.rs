@@ -195,7 +195,7 @@ async fn the_reason_gives_way_to_the_tenth_attribute() {
 }
 
 #[tokio::test]
-async fn a_message_with_ten_attributes_is_no_dead_letter() {
+async fn a_message_with_ten_attributes_is_returned_to_its_queue() {
     let queues = Queues::default();
     let (_world, host, consumer, till) = burying(&queues).await;
     let full = with_many_attributes(message("1", "Declined"), 10);

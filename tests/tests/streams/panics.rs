@@ -78,7 +78,7 @@ impl Service<KinesisRecord<Payment>> for Uncloneable {
 }
 
 #[tokio::test]
-async fn a_panic_in_the_clone_of_the_handler_fails_its_lane_and_can_stop_the_batch() {
+async fn a_panic_in_the_handlers_clone_fails_its_lane() {
     for stops in [false, true] {
         let (_world, host, consumer, till) = environment().await;
         let consumer = consumer.concurrency(1);

@@ -49,7 +49,7 @@ async fn a_batch_of_a_tumbling_window_is_not_done_and_does_not_run() {
 }
 
 #[tokio::test]
-async fn a_batch_of_a_tumbling_window_of_a_dynamodb_stream_is_not_done_and_does_not_run() {
+async fn a_tumbling_window_of_a_dynamodb_stream_is_refused() {
     let (world, host, _, _) = environment().await;
     let consumer = StreamConsumer::by_event_id(world.locks(&host).build().unwrap()).fail_if_all_failed(false);
     let handler = service_fn(async |_: DynamoDbRecord<Value>| -> Result<(), Declined> { panic!("it runs") });

@@ -170,7 +170,7 @@ async fn a_take_over_by_the_identity_ends_the_ticket_of_the_earlier_lock() {
 }
 
 #[tokio::test]
-async fn a_take_over_by_the_identity_is_no_warning() {
+async fn a_takeover_by_the_identity_logs_no_warning() {
     keep_log();
     let world = World::new().await;
     let (_, locks) = host(&world);

@@ -46,7 +46,7 @@ async fn a_late_renewal_of_the_original_does_not_change_a_resumed_lock() {
 }
 
 #[tokio::test]
-async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket_has_renewed() {
+async fn after_a_ticket_renewed_the_lease_stale_requests_are_rejected() {
     for releases in [false, true] {
         let world = World::new().await;
         let late = Late::updates(2..=4);
@@ -64,7 +64,7 @@ async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket
 }
 
 #[tokio::test]
-async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket_found_long_enough() {
+async fn after_a_ticket_kept_the_lease_stale_requests_are_rejected() {
     for kind in [Kind::Lock, Kind::Permit] {
         for releases in [false, true] {
             let world = World::new().await;

@@ -146,7 +146,7 @@ async fn a_permit_has_no_lease_over_a_day() {
 }
 
 #[tokio::test]
-async fn a_late_renewal_of_the_original_does_not_shorten_a_permit_that_the_ticket_has_renewed() {
+async fn after_a_ticket_renewed_a_permit_stale_renewals_are_rejected() {
     let world = World::new().await;
     let late = Late::updates(2..=4);
     let first = world.host().intercept(late.clone()).build();

@@ -206,7 +206,7 @@ fn the_template_watches_what_leaves_a_lock_held() {
 }
 
 #[tokio::test]
-async fn the_state_machine_of_the_guide_holds_the_lock_from_its_first_state_to_its_last() {
+async fn the_guides_state_machine_holds_the_lock_throughout() {
     let world = World::new().await;
     let work = || Ok(());
     let output =

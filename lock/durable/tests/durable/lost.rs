@@ -161,7 +161,7 @@ where
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_takeover_in_a_step_of_ones_own_is_not_repeated_after_a_loss_which_survives_the_step() {
+async fn a_lost_takeover_in_a_step_is_not_repeated() {
     let seen = without_a_lock(|held, tries| async move {
         let lock = held.clone();
         let step = held.context().step(move |_| async move {

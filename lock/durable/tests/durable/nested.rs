@@ -70,7 +70,7 @@ async fn a_loss_of_the_outer_lock_under_an_inner_one_is_the_outer_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_of_the_outer_lock_in_a_step_under_an_inner_one_is_the_outer_ones() {
+async fn in_a_step_the_loss_names_the_outer_lock() {
     let table = Table::new().await;
     let locks = table.locks.clone();
     let result = run(move |ctx| {
@@ -106,7 +106,7 @@ async fn a_loss_of_the_outer_lock_in_a_step_under_an_inner_one_is_the_outer_ones
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_of_the_outer_lock_under_an_inner_one_in_a_child_context_is_the_outer_ones() {
+async fn in_a_child_context_the_loss_names_the_outer_lock() {
     let table = Table::new().await;
     let locks = table.locks.clone();
     let result = run(move |ctx| {

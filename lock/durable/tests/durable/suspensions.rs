@@ -132,7 +132,7 @@ async fn the_keys_of_a_stopped_execution_can_be_freed_by_its_arn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_waiter_gets_the_key_when_the_lease_of_a_stopped_execution_has_ended() {
+async fn after_an_execution_stops_its_lease_ends_for_the_waiter() {
     for takes in KINDS {
         let table = Table::new().await;
         let service = Service::new(&table.engine);
