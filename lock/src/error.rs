@@ -763,7 +763,8 @@ impl Error {
         let reason = |text| printable_up_to(text, LONGEST_REASON);
         let said = self.source_message().map(|message| format!(" ({message})")).unwrap_or_default();
         match cause {
-            Cause::Held(holder) => write!(f, "{what} is held by {holder}"),
+            Cause::Held(holder) if holder.is_current() => write!(f, "{what} is held by {holder}"),
+            Cause::Held(holder) => write!(f, "{what} is left to other waiters; the last holder was {holder}"),
             Cause::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}"),
             Cause::Lost(None) => {
                 write!(f, "the lock on {what} was lost: its lease ended, it was freed, or its row was deleted")

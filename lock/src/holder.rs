@@ -129,7 +129,7 @@ impl Holder {
     }
 
     /// Returns `true` if somebody has the place: its lease has not ended.
-    pub(crate) fn is_held(&self) -> bool {
+    pub(crate) fn has_lease(&self) -> bool {
         !self.completed && !self.is_released() && self.until > self.now
     }
 
@@ -201,8 +201,9 @@ impl Holder {
 
     /// Returns `true` if the key was held when the row was read, by the reader's clock.
     ///
-    /// A key that is not held is free for a lock. For a record of idempotency, it is free if it
-    /// [has been released](Self::has_released): `OnUnfinished::Reject` refuses what a run has left unfinished.
+    /// A key that is not held is free for a lock. A waiter still leaves it to the [waiters before it](crate::docs::waiting) for a
+    /// moment. A record of idempotency is free if it [has been released](Self::has_released): `OnUnfinished::Reject` refuses
+    /// what a run has left unfinished.
     #[must_use]
     pub fn is_current(&self) -> bool {
         let shown = self.shown();

@@ -395,7 +395,7 @@ impl<'a> Asking<'a> {
             self.phase = Phase::Pausing;
             return Step::Pause;
         }
-        // The wait may not end with a refusal by a free key.
+        // If the key was free and left to other waiters, asks once more: the last attempt leaves it to nobody.
         self.is_last = true;
         let is_left_to_others = self.ranks.iter().any(Rank::is_conditional)
             && error.holder().is_some()

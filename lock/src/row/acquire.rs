@@ -55,12 +55,12 @@ impl Acquisition {
         let rank = claim.rank_for(index);
         let over = is_over(table, &self.owner, claim.now, rank);
         if let Some(record) = &self.kind.record {
-            let over = record.is_over(over, claim.now);
+            let over = record.is_record_over(over, claim.now);
             return record.begin(self.place(table, key).take(number, claim, rank, over));
         }
         let update = self.place(table, key).take(number, claim, rank, over);
-        // Ends the reservation of this waiter. An attempt that leaves the key to nobody may be for a key that another waiter
-        // has reserved.
+        // Ends the reservation of this waiter. A plain attempt leaves the reservation in the row alone: it may be another
+        // waiter's.
         if self.kind.transact.is_some() && (rank.is_conditional() || rank.has_reserved) {
             return update.remove(RESERVED_UNTIL).remove(RESERVED_BY);
         }
@@ -142,7 +142,7 @@ impl Acquisition {
             }
             let last = row.fence.max(row.withdrawn);
             let is_own = row.is_owned_by(&self.owner);
-            let is_earlier = !is_own && row.is_held() && row.number.is_some() && row.has_identity_of(&self.owner);
+            let is_earlier = !is_own && row.has_lease() && row.number.is_some() && row.has_identity_of(&self.owner);
             if is_own && !row.has_released() {
                 own.push(row);
             } else if let (true, Some(index)) = (is_earlier, self.index_of(&key)) {
@@ -155,6 +155,8 @@ impl Acquisition {
                 }
                 asks_again = true;
             } else {
+                // Somebody has it. If its lease has ended: it is left to waiters or reserved, a place was passed, or a record was
+                // left unfinished.
                 held.push((key, row));
             }
         }

@@ -44,7 +44,7 @@ impl Table {
     /// request to free it; again if others change the row.
     pub(crate) async fn release_identity(&self, key: &str, identity: &str, now: Moment) -> Result<bool, Error> {
         let start = start_of(identity);
-        let is_own = |held: &&Holder| held.is_held() && held.owner().is_some_and(|owner| owner.starts_with(&start));
+        let is_own = |held: &&Holder| held.has_lease() && held.owner().is_some_and(|owner| owner.starts_with(&start));
         for _ in 0..TRIES {
             let Some(seen) = self.get(key, now).await? else { return Ok(false) };
             let all = if seen.kind == HolderKind::Key { std::slice::from_ref(&seen) } else { &seen.permits[..] };

@@ -55,7 +55,8 @@ pub(super) struct Place<'a> {
     pub(super) is_permit: bool,
 }
 
-/// What a place has.
+/// What a place has. An acquire writes it in three functions: `take` and `take_over`, and `take_permit`, which lists the entries of
+/// the map.
 #[derive(Clone, Copy, Debug)]
 enum Field {
     Number,
@@ -176,7 +177,7 @@ impl<'a> Place<'a> {
             .returning(ReturnValue::AllOld)
             .when(self.accepts(attempt))
             .when(self.at(Field::Number).is(count("seen", seen.number.unwrap_or_default())))
-            // The TTL of a row without this end keeps others out, but not its identity.
+            // The row of another library has no such end: its TTL keeps other owners out, but not its identity.
             .when(not(self.at(Field::LeaseEnd).at_most(now())))
             .set(self.at(Field::Number), count("number", attempt))
             .set(self.at(Field::Holder), text("holder", claim.holder))

@@ -311,7 +311,7 @@ pub(super) fn queue(item: &Item) -> Queue {
 
 fn reservation(item: &mut Item) -> Option<Reservation> {
     let until = number_at(item, RESERVED_UNTIL, LATEST).ok().flatten()?;
-    // Without an owner, it is for nobody, and the row refuses all who leave a reserved key to its waiter.
+    // A reservation without an owner is nobody's: until it ends, the row refuses each waiter that respects reservations.
     let owner = string_at(item, RESERVED_BY).ok().flatten().unwrap_or_default();
     Some(Reservation { owner, until })
 }

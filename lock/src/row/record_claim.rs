@@ -22,7 +22,7 @@ pub(crate) struct RecordClaim {
 impl RecordClaim {
     /// The lease has ended. A record whose last run did not finish stays taken for the window, if that is to be rejected; one
     /// that Powertools wrote stays taken until its TTL.
-    pub(super) fn is_over<'a>(&self, lease_is_over: Condition<'a>, now: Moment) -> Condition<'a> {
+    pub(super) fn is_record_over<'a>(&self, lease_is_over: Condition<'a>, now: Moment) -> Condition<'a> {
         let Some(window) = self.reject_unfinished else { return lease_is_over };
         let window_ago = millis(now.wall.saturating_sub(window));
         let has_expired = EXPIRATION.at_most(count("now_seconds", now.wall.as_secs()));

@@ -13,7 +13,7 @@ use proptest::sample::{Index, select};
 use crate::templates::templates;
 use crate::{CLOCK_SKEW, KEY, LEASE, SINCE_EPOCH};
 
-/// The names that a row of this crate can have, and some that it cannot.
+/// The names that a row of this crate can have, and some that it cannot. New ones of the crate come before `comment`.
 const NAMES: [&str; 30] = [
     "status",
     "in_progress_expiration",
@@ -39,7 +39,7 @@ const NAMES: [&str; 30] = [
     "reserved_by",
     "permits",
     "freed_at",
-    // Others', and nobody's.
+    // Those of other programs, and of nobody.
     "comment",
     "e mail",
     "permit:",
@@ -48,12 +48,15 @@ const NAMES: [&str; 30] = [
     "permit:#é\n",
 ];
 
+/// How many of the names are the crate's.
+const OURS: usize = 24;
+
 /// The attributes that waiters change in the row of another holder.
 pub(crate) const QUEUE: [&str; 5] = ["tail", "head", "tail_until", "reserved_until", "reserved_by"];
 
 /// Returns `true` for a name that this crate gives to attributes.
 pub(crate) fn is_ours(name: &str) -> bool {
-    name == "id" || NAMES[..25].contains(&name) || name.starts_with("permit:") || name.starts_with("fence:")
+    name == "id" || NAMES[..OURS].contains(&name) || name.starts_with("permit:") || name.starts_with("fence:")
 }
 
 /// A change of a row.
