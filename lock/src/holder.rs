@@ -31,7 +31,8 @@ pub struct Holder {
     pub(crate) now: u64,
     pub(crate) owner: Option<String>,
     pub(crate) name: Option<String>,
-    /// The last number that the place has accepted: of a key, its fence.
+    /// The last number that the place has accepted: of a key, its fence. A semaphore has none, because its permits are the
+    /// places.
     pub(crate) number: Option<u64>,
     /// Of a semaphore, the fence of the last permit.
     pub(crate) fence: Option<u64>,

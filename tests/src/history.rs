@@ -194,7 +194,7 @@ impl workflow::Kind for Scene {
     }
 
     async fn renew(&self, operation: &Operation, lock: &Arc<Lock>, lease: Duration) {
-        operation.renewed(lock.renew(lease).await);
+        operation.renewed(lock, lock.renew(lease).await);
     }
 
     async fn hand_over(&self, operation: &Operation, lock: Arc<Lock>, lease: Duration, random: Rng) {
@@ -351,9 +351,9 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
         if random.u8(0..8) == 0 {
             // A task of the holder keeps renewing during the release.
             let (renewed, ()) = tokio::join!(lock.renew(renewal), release(operation, &lock));
-            return operation.renewed(renewed);
+            return operation.renewed(&lock, renewed);
         }
-        operation.renewed(lock.renew(renewal).await);
+        operation.renewed(&lock, lock.renew(renewal).await);
         if random.u8(0..3) == 0 {
             sleep(lease.mul_f64(random.f64() * 1.2)).await;
         }
@@ -445,7 +445,7 @@ async fn heir(
     operation.resumed(&lock, from);
     sleep(lease.mul_f64(random.f64() * 1.2)).await;
     if random.bool() {
-        operation.renewed(lock.renew(lease.mul_f64(0.2 + random.f64())).await);
+        operation.renewed(&lock, lock.renew(lease.mul_f64(0.2 + random.f64())).await);
         sleep(lease.mul_f64(random.f64())).await;
     }
     match random.u8(0..10) {

@@ -329,8 +329,9 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// The lease of the attempt that was applied counts. If its answer was lost, a later attempt has found it. An answer after
-    /// that lease is in vain, and so is one without a fence, with which a lock would count as one that is not enforced.
+    /// The lease of the attempt that was applied counts. If its answer was lost, a retry or a later attempt has found it. An
+    /// answer after that lease is in vain, and so is one without a fence, with which a lock would count as one that is not
+    /// enforced.
     fn granted(&mut self, grant: Grant, round_trip: Duration, now: Moment) -> Step {
         let own = self.acquisition.numbers.own;
         let is_valid =

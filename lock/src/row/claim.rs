@@ -1,5 +1,6 @@
 //! One attempt to acquire, and its answer.
 
+use std::fmt;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -63,7 +64,7 @@ impl Rank {
 }
 
 /// What the next attempt does beside taking what is free, because the last refusal has shown the rows.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Plan {
     /// The acquisitions of the same identity to take over, in the order of the keys.
     pub(super) over: Vec<Option<Holder>>,
@@ -71,6 +72,16 @@ pub(crate) struct Plan {
     pub(super) ended: Vec<Holder>,
     /// The place of this waiter, if one behind it was served first.
     pub(super) passed: Option<u64>,
+}
+
+/// Shows all that decides the next attempt: the model takes two plans that print the same for one.
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seen = |seen: &Holder| (seen.owner.clone(), seen.number, seen.sequence, seen.released, seen.until);
+        let over: Vec<_> = self.over.iter().map(|over| over.as_ref().map(seen)).collect();
+        let ended: Vec<_> = self.ended.iter().map(seen).collect();
+        f.debug_struct("Plan").field("over", &over).field("ended", &ended).field("passed", &self.passed).finish()
+    }
 }
 
 impl Plan {

@@ -17,7 +17,7 @@ pub(crate) struct Holding {
     pub(crate) owner: String,
     /// How many permits there are, as the caller of one has said. The holder of a key has none.
     pub(crate) permits: Option<u32>,
-    /// The fence with which it began, or the identity whose permit it took over.
+    /// The fence with which it began. One that took a permit over from its identity has the fence of that permit.
     pub(crate) fence: u64,
     pub(crate) valid: Valid<Lock>,
 }

@@ -148,13 +148,19 @@ impl Operation {
         self.ledger.log(&mut state, &format!("{} keeps its turn for {delay:?}", self.name));
     }
 
-    pub(crate) fn renewed(&self, answer: Result<(), Error>) {
+    pub(crate) fn renewed(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
         match answer {
             Ok(()) => {
                 state.counts.renewed += 1;
-                self.check_holders(&mut state);
+                if state.holders.of(&self.name).next().is_some() {
+                    self.check_holders(&mut state);
+                } else {
+                    // A release beside it was answered first. A lock that is valid again counts.
+                    self.hold(&mut state, lock, Valid::Ask(Arc::downgrade(lock)));
+                    self.leave(&mut state);
+                }
             }
             Err(error) if error.is_lost() => state.counts.lost += 1,
             Err(_) => {}
