@@ -29,7 +29,7 @@ async fn a_late_duplicate_of_an_acquire_does_not_take_another_permit() {
 
 /// Nobody is left to give its number up.
 #[tokio::test]
-async fn a_dead_processs_stale_attempt_takes_only_a_free_permit() {
+async fn after_its_process_died_a_stale_attempt_takes_only_a_free_permit() {
     for others in [1, 2] {
         let world = World::new().await;
         let late = Late::updates(1..=3);
