@@ -126,12 +126,12 @@ impl Holder {
 
     /// Returns `true` if the acquisition with this number is there, and was neither released nor completed.
     pub(crate) fn is_acquired_with(&self, number: u64) -> bool {
-        self.number == Some(number) && !self.completed && !self.is_released()
+        self.number == Some(number) && !self.has_released()
     }
 
     /// Returns `true` if somebody has the place: its lease has not ended.
     pub(crate) fn has_lease(&self) -> bool {
-        !self.completed && !self.is_released() && self.until > self.now
+        !self.has_released() && self.until > self.now
     }
 
     /// Returns when the place becomes free, or when it became free. A release without a minimum hold leaves no end.

@@ -68,7 +68,7 @@ pub(crate) enum Event {
     TookTooLong,
 }
 
-/// What an acquire came to, if it was not refused.
+/// The result of an acquire that was not refused.
 #[derive(Clone, Debug)]
 pub(crate) enum Ended<T = Lock> {
     Acquired(T),

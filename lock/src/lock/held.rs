@@ -50,8 +50,7 @@ pub struct Lock {
     renewing: AsyncMutex<()>,
 }
 
-/// What a [`Lock`] holds. Shared with the register of all that is held, and with a
-/// release in the background.
+/// The state of a [`Lock`]. The lock shares it with the register of all locks, and with a release in the background.
 pub(super) struct Holding {
     pub(super) locks: Locks,
     pub(super) acquisition: Acquisition,
@@ -209,7 +208,8 @@ impl Lock {
     }
 
     /// Returns the fencing token, which is larger than that of every earlier acquisition of this key: of several keys, that of
-    /// the first ([`fence_of`](Self::fence_of)). Zero if the lock is not [enforced](Self::is_enforced), so that a receiver that checks fences rejects it.
+    /// the first ([`fence_of`](Self::fence_of)). Zero if the lock is not [enforced](Self::is_enforced), so that a receiver that
+    /// checks fences rejects it.
     ///
     /// The fence of a key is at least the clock of the acquire in microseconds, and larger than all that the row has seen. It
     /// can go back in two cases. First, the row is deleted by hand, or by Powertools after a failure, and the clock of the next holder is

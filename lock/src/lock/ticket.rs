@@ -10,7 +10,7 @@ use super::locks::Locks;
 use super::telemetry::{HoldSpan, record_ticket, ticket_span};
 use crate::clock::{Moment, millis, millis_up, since_epoch};
 use crate::error::{Cause, Error, Place, TicketFault};
-use crate::limits::{DAY, MAX_CLOCK_SKEW};
+use crate::limits::{DAY, MAX_CLOCK_SKEW, time_of_acquire};
 use crate::metrics;
 use crate::row::{Acquisition, Grant, Handover, Kind, Table, is_same_table};
 use crate::text::{MAX_SHOWN, printable, shortened};
@@ -204,7 +204,7 @@ impl Ticket {
     }
 
     pub(crate) async fn release(&self, table: &Table, now: Moment) -> Result<(), Error> {
-        let (acquired_at, handover) = (acquired(self.acquired_at, now), self.handover(now, table.clock_skew));
+        let (acquired_at, handover) = (time_of_acquire(self.acquired_at, now), self.handover(now, table.clock_skew));
         table.release_ticket(&self.acquisition(), handover, acquired_at, self.hold_until(now)).await
     }
 
@@ -434,7 +434,7 @@ impl Locks {
         let (table, now) = (&self.0.table, self.0.clock.now());
         ticket.release(table, now).instrument(self.ticket_span("release", ticket)).await?;
         metrics::count(metrics::RELEASED);
-        metrics::time(metrics::HOLD_TIME, now.wall.saturating_sub(acquired(ticket.acquired_at, now)));
+        metrics::time(metrics::HOLD_TIME, now.wall.saturating_sub(time_of_acquire(ticket.acquired_at, now)));
         Ok(())
     }
 
@@ -483,11 +483,6 @@ impl Locks {
         let place = Place { key_prefix: &ticket.key_prefix, ..self.0.table.place() };
         Error::new(Cause::Ticket(fault), place, &ticket.key)
     }
-}
-
-/// Limits the time of an acquire, in milliseconds since the epoch, to what clocks allow.
-fn acquired(at: u64, now: Moment) -> Duration {
-    Duration::from_millis(at).min(now.wall.saturating_add(MAX_CLOCK_SKEW))
 }
 
 /// The serialised form.

@@ -233,7 +233,7 @@ impl Acquisition {
     }
 
     /// Returns the position of a key.
-    fn index_of(&self, key: &str) -> Option<usize> {
+    pub(super) fn index_of(&self, key: &str) -> Option<usize> {
         self.kind.all_keys().iter().position(|other| other == key)
     }
 

@@ -95,7 +95,7 @@ impl Plan {
     }
 }
 
-/// What an attempt to acquire came to, if it was not refused.
+/// The result of an attempt that was not refused.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub(crate) enum Claimed {
@@ -106,7 +106,7 @@ pub(crate) enum Claimed {
     Completed(Box<Holder>),
 }
 
-/// What an owner has: an acquire or a ticket was granted it.
+/// The lock of an owner, as the row has granted it to an acquire or to a ticket.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     /// In the order of the keys. Without a fence, the lock is not enforced.

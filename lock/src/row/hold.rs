@@ -375,8 +375,7 @@ impl Acquisition {
         if self.kind.transact.is_none() {
             return hold;
         }
-        let index = self.kind.all_keys().iter().position(|other| other == key);
-        let before = index.and_then(|index| self.hold_times.get(index).copied().flatten());
+        let before = self.index_of(key).and_then(|index| self.hold_times.get(index).copied().flatten());
         Hold { before, is_before_known: before.is_some(), ..hold }
     }
 

@@ -55,8 +55,8 @@ pub(super) struct Place<'a> {
     pub(super) is_permit: bool,
 }
 
-/// What a place has. An acquire writes it in three functions: `take` and `take_over`, and `take_permit`, which lists the entries of
-/// the map.
+/// The attributes of a place. An acquire writes them in three functions: `take` and `take_over`, and `take_permit`, which lists
+/// the entries of the map.
 #[derive(Clone, Copy, Debug)]
 enum Field {
     Number,

@@ -14,7 +14,7 @@ use super::write::Answer;
 use crate::clock::{Lease, Moment, monotonic};
 use crate::error::{Cause, Error, TicketFault};
 use crate::holder::Holder;
-use crate::limits::MAX_CLOCK_SKEW;
+use crate::limits::time_of_acquire;
 
 /// What a ticket says about its lock.
 #[derive(Clone, Copy, Debug)]
@@ -64,8 +64,7 @@ impl Table {
         match acquisition.own_in(row.as_ref()).filter(is_resumed) {
             Some(place) => {
                 let now = ticket.now;
-                let acquired_at = Duration::from_millis(place.since.unwrap_or_default());
-                let sent = now.earlier(acquired_at.min(now.wall.saturating_add(MAX_CLOCK_SKEW)));
+                let sent = now.earlier(time_of_acquire(place.since.unwrap_or_default(), now));
                 let data = row.as_ref().and_then(|row| row.data.clone());
                 let hold_time = row.as_ref().and_then(|row| row.queue.hold_time);
                 let fences = vec![place.fence.unwrap_or(ticket.fence)];

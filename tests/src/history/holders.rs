@@ -53,15 +53,14 @@ impl Holders {
             };
             let mut valid: Vec<_> = self.0.iter().filter(is_valid).collect();
             valid.sort_by_key(|holding| holding.fence);
-            let all = valid.len();
             let is_wrong = |(before, holding): &(usize, &&Holding)| {
-                holding.permits.map_or(all > 1, |permits| *before >= permits as usize)
+                holding.permits.map_or(valid.len() > 1, |permits| *before >= permits as usize)
             };
             let (before, holding) = valid.iter().enumerate().find(is_wrong)?;
-            let others: Vec<_> = valid.iter().map(|other| other.operation.as_str()).collect();
+            let all: Vec<_> = valid.iter().map(|holding| holding.operation.as_str()).collect();
             let Holding { operation, permits, .. } = holding;
-            let others = others.join("; ");
-            Some(format!("{HOLDERS}: {operation} has {key}, with {before} before it, of {permits:?} permits: {others}"))
+            let all = all.join("; ");
+            Some(format!("{HOLDERS}: {operation} has {key}, with {before} before it, of {permits:?} permits: {all}"))
         })
     }
 }
