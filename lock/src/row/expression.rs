@@ -217,12 +217,19 @@ pub(super) enum To<'a> {
     Value(Value<'a>),
     /// Its value, or this one if it is missing.
     Default(Value<'a>),
-    /// One more than the value of this attribute, or than this value if the attribute is missing.
-    Next(Path, Value<'a>),
+    /// The value of this attribute, or the first value if it is missing, and the second value more.
+    Plus(Path, Value<'a>, Value<'a>),
     /// Its value, or that of another attribute if it is missing.
     DefaultOf(Path),
     /// Its value less this one.
     Minus(Value<'a>),
+}
+
+impl<'a> To<'a> {
+    /// One more than the value of this attribute, or than this value if the attribute is missing.
+    pub(super) fn next(of: impl Into<Path>, start: Value<'a>) -> Self {
+        Self::Plus(of.into(), start, count("one", 1_u8))
+    }
 }
 
 impl<'a> From<Value<'a>> for To<'a> {
@@ -384,10 +391,10 @@ impl Rendered {
                 self.write_path(other, text);
                 text.push(')');
             }
-            To::Next(of, start) => {
+            To::Plus(of, start, more) => {
                 self.write_default(of, start, text);
                 text.push_str(" + ");
-                self.write_value(&count("one", 1_u8), text);
+                self.write_value(more, text);
             }
             To::Minus(value) => {
                 self.write_path(path, text);
@@ -593,7 +600,7 @@ mod tests {
     #[test]
     fn the_order_of_parts_does_not_matter() {
         let update = Update::new("key").when(OWNER.exists()).remove(DATA).set(EXPIRATION, count("end", 7_u8));
-        let update = update.when(FENCE.exists()).set(FENCE, To::Next(FENCE.into(), count("now", 9_u8))).render();
+        let update = update.when(FENCE.exists()).set(FENCE, To::next(FENCE, count("now", 9_u8))).render();
         assert_eq!(
             update.update.as_deref(),
             Some("SET #expiration = :end, #fence = if_not_exists(#fence, :now) + :one REMOVE #data")

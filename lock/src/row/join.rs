@@ -39,7 +39,7 @@ impl Table {
         let tail = if seen.is_malformed || seen.tail < seen.head {
             To::from(count("tail", head.saturating_add(1)))
         } else {
-            To::Next(TAIL.into(), count("head", head))
+            To::next(TAIL, count("head", head))
         };
         let served = if seen.is_malformed || is_empty { To::Value } else { To::Default };
         // The waiter in front of this one may wait for longer.

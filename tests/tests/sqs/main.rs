@@ -13,6 +13,7 @@ mod log;
 mod outcomes;
 mod panics;
 mod queues;
+mod rate;
 mod twins;
 
 use std::time::Duration;

@@ -1,0 +1,215 @@
+//! `Rate`: a key that may be called N times in a period.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::locks::Locks;
+use super::telemetry::{record_call, record_refusal};
+use crate::clock::{Deadline, Moment, micros};
+use crate::error::Error;
+use crate::limits::{DAY, check_duration};
+use crate::row::Pace;
+use crate::text::printable;
+
+/// The shortest time between two calls: DynamoDB writes a row about 1,000 times a second.
+const MIN_INTERVAL: Duration = Duration::from_millis(1);
+/// The longest sleep before a call looks at the clock again, because Lambda may have frozen this process.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+impl Locks {
+    /// Returns the rate on `key`: at most `calls` in each `period`, from any number of functions and hosts. Sends no request.
+    ///
+    /// A period lasts up to a day, and a call takes at least 1 ms of it. A wrong number is an error of kind
+    /// [`Invalid`](crate::ErrorKind::Invalid) when a call passes.
+    pub fn rate(&self, key: impl Into<String>, calls: u32, period: Duration) -> Rate {
+        let is_idle = Arc::new(AtomicBool::new(false));
+        Rate { locks: self.clone(), key: key.into(), calls, period, burst: 1, is_idle }
+    }
+}
+
+/// A key that may be called N times in a period, by any number of functions together.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use lambda_lock::{Error, Locks};
+/// # async fn example(locks: Locks) -> Result<(), Error> {
+/// // Ten calls of the bank a second, across all invocations.
+/// let bank = locks.rate("bank-api", 10, Duration::from_secs(1));
+/// bank.pass_within(Duration::from_secs(5)).await?; // sleeps until it is this call's turn
+/// call_the_bank().await;
+/// # Ok(())
+/// # }
+/// # async fn call_the_bank() {}
+/// ```
+///
+/// Keep it and clone it, instead of making one for each call: it remembers what the last answer showed, which saves requests.
+///
+/// A rate limits how often calls *start*. To limit how many run *at a time*, take a [`Semaphore`](crate::Semaphore). Nothing is
+/// released after a call.
+///
+/// # Which calls pass
+///
+/// Calls are spread evenly: with ten a second, each is 100 ms after the one before. A [`burst`](Self::burst) lets some come at
+/// once after a quiet time. A call that comes too early is refused, or [waits](Self::pass_within). A waiting call reserves its
+/// time: one request tells it when it may go on, in the order in which the requests reach the row. It does not ask again.
+///
+/// The times that calls are given are never nearer than that, so no period has more than N of them, and with a burst as many more
+/// as that. A host whose clock is ahead lets its calls go earlier by that much. A call that is late, because its answer came late
+/// or Lambda froze its environment, goes later than its time.
+///
+/// # Requests
+///
+/// A call is one `UpdateItem`, also if it is refused or waits. One that may wait, or has a burst, and does not know how busy the key
+/// is, sends two, and three if others call meanwhile: the first of a process after a quiet time, or the first after that changed.
+/// The IAM action is `dynamodb:UpdateItem`.
+///
+/// If an answer is lost and the SDK repeats the request, or if a waiting call is dropped, one call of the rate is lost: the others
+/// come no earlier.
+///
+/// All calls of a key write the same row, so the key has the limit of a partition of DynamoDB: about 1,000 calls a second, the
+/// refused ones included. For more, spread the calls over several keys, such as `bank#0` to `bank#3` with a quarter of the rate
+/// each.
+///
+/// # Different numbers
+///
+/// Each caller's own numbers count. While a deployment changes ten a second to five, a call of the new one takes 200 ms, and a
+/// call of the old one 100 ms.
+///
+/// A key is either a rate, a lock, a semaphore or a record of idempotency. A call of another kind fails with an error of kind
+/// [`WrongKind`](crate::ErrorKind::WrongKind). If a host with a wrong clock has moved the time of the next call far ahead, delete
+/// the row: nothing else is in it.
+///
+/// The algorithm is the generic cell rate algorithm of ITU-T Recommendation I.371.
+#[derive(Clone, Debug)]
+#[must_use = "a rate does nothing until a call passes"]
+pub struct Rate {
+    locks: Locks,
+    key: String,
+    calls: u32,
+    period: Duration,
+    burst: u32,
+    /// Whether the last answer showed a key without calls that are still due.
+    is_idle: Arc<AtomicBool>,
+}
+
+impl Rate {
+    /// Sets how many calls may come at once after a quiet time: 1 by default, which spreads all calls evenly.
+    ///
+    /// With ten a second and a burst of ten, the first ten calls after a second without calls pass at once, and then one each
+    /// 100 ms.
+    pub fn burst(mut self, calls: u32) -> Self {
+        self.burst = calls;
+        self
+    }
+
+    /// Lets a call pass now, or fails with an error that [`is_held`](Error::is_held): its [holder](Error::holder) says until
+    /// when. One request, or two ([requests](Self#requests)); IAM action `dynamodb:UpdateItem`.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Rate};
+    /// # async fn example(bank: Rate) -> Result<(), Error> {
+    /// match bank.pass().await {
+    ///     Err(error) if error.is_held() => println!("later: {error}"),
+    ///     passed => passed?,
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn pass(&self) -> Result<(), Error> {
+        self.pass_within(Duration::ZERO).await
+    }
+
+    /// Waits until the call may pass, for at most `wait`, up to a day. Fails at once with an error that
+    /// [`is_held`](Error::is_held) if that would take longer. The requests are those of [`pass`](Self::pass).
+    ///
+    /// The call sleeps in this process. It is refused only before it sleeps, so a call that is dropped while it sleeps has used
+    /// up its time.
+    pub async fn pass_within(&self, wait: Duration) -> Result<(), Error> {
+        let Some(deadline) = self.reserve_until(wait).await? else { return Ok(()) };
+        loop {
+            let left = deadline.remaining(self.now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            tokio::time::sleep(left.min(LONGEST_SLEEP)).await;
+        }
+    }
+
+    /// Reserves the next call, and returns how long to wait for it: at most `wait`, up to a day. For a workflow, which sleeps
+    /// elsewhere: round the time up to the seconds of its wait. Fails as [`pass_within`](Self::pass_within) does, with the same
+    /// requests.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Rate};
+    /// # async fn example(bank: Rate) -> Result<u64, Error> {
+    /// let wait = bank.reserve(Duration::from_hours(1)).await?;
+    /// Ok(wait.as_millis().div_ceil(1000) as u64) // the `SecondsPath` of a Wait state
+    /// # }
+    /// ```
+    pub async fn reserve(&self, wait: Duration) -> Result<Duration, Error> {
+        let deadline = self.reserve_until(wait).await?;
+        Ok(deadline.map_or(Duration::ZERO, |deadline| deadline.remaining(self.now())))
+    }
+
+    /// Returns when the call may go on, or `None` if there is no rate because locking is disabled.
+    async fn reserve_until(&self, wait: Duration) -> Result<Option<Deadline>, Error> {
+        let settings = &self.locks.0;
+        let passed = async {
+            let pace = self.pace()?;
+            self.locks.check_key(&self.key)?;
+            if !settings.enabled {
+                return Ok(None);
+            }
+            let clock = || settings.clock.now();
+            let at = settings.table.call(&self.key, pace, wait.min(DAY), &self.is_idle, clock).await?;
+            let now = self.now();
+            // A deadline has whole milliseconds, and the call may not be early.
+            let left = at.saturating_sub(now.wall);
+            let left = if left.is_zero() { left } else { left + Duration::from_millis(1) };
+            Ok(Some(now.deadline_after(left)))
+        };
+        let passed: Result<_, Error> = passed.await;
+        match &passed {
+            Ok(None) => {}
+            Ok(Some(deadline)) => record_call(deadline.remaining(self.now())),
+            Err(error) => record_refusal(error),
+        }
+        passed
+    }
+
+    /// Returns the rate with the same numbers on another key. What the last answer showed counts for both.
+    #[cfg(feature = "lambda")]
+    pub(crate) fn on(&self, key: &str) -> Self {
+        Self { key: key.to_owned(), ..self.clone() }
+    }
+
+    fn now(&self) -> Moment {
+        self.locks.0.clock.now()
+    }
+
+    fn pace(&self) -> Result<Pace, Error> {
+        let Self { calls, period, burst, .. } = *self;
+        check_duration("period of a rate", period, MIN_INTERVAL, DAY)?;
+        let interval = period.checked_div(calls).filter(|interval| *interval >= MIN_INTERVAL);
+        // Whole microseconds, as in the row. Rounded up, so that no period has a call too many.
+        let whole = |interval: Duration| Duration::from_micros(micros(interval + Duration::from_nanos(999)));
+        let Some(interval) = interval.map(whole) else {
+            let period = humantime::format_duration(period);
+            return Err(Error::invalid(format!(
+                "the rate on key `{}` is {calls} calls in {period}, not between 1 call in the period and 1 call a millisecond: \
+                 spread more calls over several keys",
+                printable(&self.key)
+            )));
+        };
+        let tolerance = burst.checked_sub(1).and_then(|more| interval.checked_mul(more)).filter(|most| *most <= DAY);
+        let tolerance = tolerance.ok_or_else(|| {
+            Error::invalid(format!(
+                "the burst of the rate on key `{}` is {burst}, not between 1 and the calls of a day",
+                printable(&self.key)
+            ))
+        })?;
+        Ok(Pace { interval, tolerance })
+    }
+}

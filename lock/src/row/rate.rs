@@ -1,0 +1,123 @@
+//! A rate: the two requests of a call, and what their answers say.
+//!
+//! The row has one number, the time at which the next call is due if calls come evenly. Each call moves it on by one interval, so
+//! the calls get their times in the order in which they reach the row. This is the generic cell rate algorithm (ITU-T
+//! Recommendation I.371, annex A, "virtual scheduling"), with a burst as its tolerance.
+//!
+//! An update cannot take the later of two times. So there are two requests: one follows the calls before it, and one begins anew
+//! because no call is due any more. A refusal returns the row, which says which of them to send.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::ReturnValue;
+use tokio::time::timeout;
+
+use super::attribute::number_at;
+use super::expression::{Attribute as _, To, Update, all, any, count, text};
+use super::hold::TRIES;
+use super::names::{DUE, EXPIRATION, LATEST_MICROS, RATE, STATUS};
+use super::table::Table;
+use super::write::{Answer, Write};
+use crate::clock::{Moment, micros, millis_up, seconds_up};
+use crate::error::{Cause, Error};
+use crate::holder::{Holder, HolderKind};
+use crate::limits::REQUEST_TIMEOUT;
+
+/// How often a key may be called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// The time between two calls that come evenly.
+    pub(crate) interval: Duration,
+    /// How much earlier than due a call may be.
+    pub(crate) tolerance: Duration,
+}
+
+impl Table {
+    /// Takes the next call of a rate. Returns its time, which is at most `wait` from now. One request, or two if `is_idle`, which
+    /// says what the last answer showed, is wrong by now; three if others call meanwhile.
+    pub(crate) async fn call(
+        &self,
+        key: &str,
+        pace: Pace,
+        wait: Duration,
+        is_idle: &AtomicBool,
+        clock: impl Fn() -> Moment,
+    ) -> Result<Duration, Error> {
+        // A call that cannot wait can only begin anew.
+        let mut begins = is_idle.load(Ordering::Relaxed) || wait.saturating_add(pace.tolerance).is_zero();
+        let mut now = clock();
+        for _ in 0..TRIES {
+            let update =
+                if begins { self.begin_calls(key, pace, now) } else { self.follow_calls(key, pace, wait, now) };
+            let write = Write::from(update);
+            let answer = timeout(REQUEST_TIMEOUT, Box::pin(self.write_once(&write, None))).await;
+            let unanswered = |elapsed| Error::new(Cause::Unavailable, self.place(), key).with_source(elapsed);
+            let due = match answer.map_err(unanswered)?? {
+                Answer::Applied(row) => {
+                    let due = number_at(&row, DUE, LATEST_MICROS).map_err(|why| self.malformed(key, why))?;
+                    let due = Duration::from_micros(due.ok_or_else(|| self.malformed(key, "the answer has no time"))?);
+                    let own = due.saturating_sub(pace.interval);
+                    is_idle.store(own <= now.wall, Ordering::Relaxed);
+                    return Ok(own.saturating_sub(pace.tolerance));
+                }
+                Answer::Refused(refused) => {
+                    // The row was deleted meanwhile if there is none.
+                    let Some(row) = refused.into_row(self, now)? else { continue };
+                    if row.kind != HolderKind::Rate {
+                        let cause = Cause::WrongKind { is: row.kind_name(), not: "a rate" };
+                        return Err(Error::new(cause, self.place(), key));
+                    }
+                    Duration::from_micros(row.number.unwrap_or_default())
+                }
+            };
+            // By the microseconds of the requests.
+            let is_over = due < Duration::from_micros(micros(now.wall));
+            is_idle.store(is_over, Ordering::Relaxed);
+            if is_over {
+                (begins, now) = (true, clock());
+                continue;
+            }
+            // The next call is due then or later, so that this call follows by the same reading of the clock.
+            begins = false;
+            let may_come_at = due.saturating_sub(pace.tolerance).saturating_sub(wait);
+            if may_come_at > now.wall {
+                let refusal =
+                    Holder { until: millis_up(may_come_at), ..Holder::unknown(HolderKind::Rate, now.millis()) };
+                return Err(Error::new(Cause::Held(refusal), self.place(), key));
+            }
+        }
+        Err(Error::new(Cause::Conflict, self.place(), key))
+    }
+
+    /// Follows the calls before this one, of which the last is not due yet. Also takes the first call of a new row.
+    fn follow_calls<'a>(&self, key: &'a str, pace: Pace, wait: Duration, now: Moment) -> Update<'a> {
+        let latest = now.wall.saturating_add(pace.tolerance).saturating_add(wait);
+        let is_due = all([
+            STATUS.is(text("rate", RATE)),
+            DUE.between(count("now", micros(now.wall)), count("latest", micros(latest))),
+        ]);
+        let due = To::Plus(DUE.into(), count("now", micros(now.wall)), count("interval", micros(pace.interval)));
+        self.take_call(key, latest.saturating_add(pace.interval))
+            .when(any([self.partition_key_path().missing(), is_due]))
+            .set(DUE, due)
+    }
+
+    /// Takes the first call after a time in which no call was due.
+    fn begin_calls<'a>(&self, key: &'a str, pace: Pace, now: Moment) -> Update<'a> {
+        let just_before = count("just_before", micros(now.wall).saturating_sub(1));
+        let is_over = all([STATUS.is(text("rate", RATE)), DUE.between(count("zero", 0_u8), just_before)]);
+        let due = now.wall.saturating_add(pace.interval);
+        self.take_call(key, due)
+            .when(any([self.partition_key_path().missing(), is_over]))
+            .set(DUE, count("due", micros(due)))
+    }
+
+    /// TTL deletes the row when it says nothing any more.
+    fn take_call<'a>(&self, key: &'a str, latest: Duration) -> Update<'a> {
+        Update::new(key)
+            .returning(ReturnValue::UpdatedNew)
+            .set(STATUS, text("rate", RATE))
+            .set(EXPIRATION, count("expiration", seconds_up(self.kept_after(latest.saturating_add(self.clock_skew)))))
+    }
+}

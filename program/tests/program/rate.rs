@@ -1,0 +1,33 @@
+//! `rate`: calls that pass, and those that come too early.
+
+use crate::Place;
+
+#[test]
+fn a_call_passes_and_the_next_one_is_told_when_to_come_back() {
+    let place = Place::new();
+    let call = |wait: &str| place.run(["rate", "--key", "bank", "--calls", "1", "--period", "1h", "--wait", wait]);
+    assert_eq!(call("0s").expect_code(0).stdout, "");
+    call("1s").expect_code(75).expect_sentence(&["the rate of key `bank`", "is used up until"]);
+    assert_eq!(place.json("bank")["state"], "held");
+    let listed = place.run(["list", "--kind", "rate"]).expect_code(0).stdout;
+    assert!(listed.contains("bank"), "{listed}");
+    let refused = place.run(["release", "bank", "--force", "--yes"]).expect_code(78);
+    refused.expect_sentence(&["it is a rate, which nobody holds"]);
+}
+
+#[test]
+fn a_call_waits_for_its_time() {
+    let place = Place::new();
+    for _ in 0..3 {
+        place.run(["rate", "--key", "bank", "--calls", "10", "--wait", "10s"]).expect_code(0);
+    }
+}
+
+#[test]
+fn a_wrong_number_of_calls_is_an_error() {
+    let place = Place::new();
+    let outcome = place.run(["rate", "--key", "bank", "--calls", "0"]).expect_code(2);
+    assert!(outcome.stderr.contains("--calls"), "{outcome:?}");
+    let outcome = place.run(["rate", "--key", "bank", "--calls", "1001"]).expect_code(78);
+    outcome.expect_sentence(&["1001 calls in 1s", "1 call a millisecond"]);
+}

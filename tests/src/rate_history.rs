@@ -1,0 +1,300 @@
+//! Histories of rates: callers on hosts with wrong clocks and bad networks share a few keys, wait, give up and crash. A seed
+//! determines each history, which runs in paused time. A ledger sees every request as it is applied, and every call that passes.
+
+mod mutations;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fastrand::Rng;
+use lambda_lock::embedded::{Answer, Host, Intercept};
+use lambda_lock::{Error, ErrorKind, Rate};
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use crate::guarantee::{READABLE, SERVED, TIMES};
+use crate::history::book::{Book, Page};
+use crate::history::stage::{self, Network, Stage, millis};
+use crate::history::{Mutation, Outcome, counts};
+use crate::request::expression::Operand;
+use crate::request::{DUE, Purpose, Request};
+pub use mutations::MUTATIONS;
+
+/// How late a request can arrive: longer than any row of a rate says something.
+const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(4);
+
+counts! {
+    /// Calls that passed.
+    passed,
+    /// Calls of them that had to wait.
+    waited,
+    /// Calls that were refused.
+    refused,
+    /// Calls that followed others.
+    followed,
+    /// Calls that began anew after a quiet time.
+    begun,
+    /// Callers that crashed or gave up.
+    gone,
+    /// Rows deleted by TTL.
+    swept,
+    /// Requests sent.
+    requests,
+}
+
+/// Runs the history of a seed, with the protocol or with a mutation of it.
+#[must_use]
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    stage::play(seed, history(seed, mutation))
+}
+
+/// How often a key may be called.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    calls: u32,
+    period: Duration,
+    burst: u32,
+}
+
+impl Pace {
+    fn draw(random: &mut Rng) -> Self {
+        let burst = if random.bool() { 1 } else { random.u32(2..=6) };
+        Self { calls: random.u32(2..=10), period: millis(random, 500..=2000), burst }
+    }
+
+    fn interval(&self) -> Duration {
+        Duration::from_micros(self.period.as_micros().div_ceil(self.calls.into()).try_into().unwrap())
+    }
+
+    fn tolerance(&self) -> Duration {
+        self.interval() * (self.burst - 1)
+    }
+}
+
+#[derive(Debug)]
+struct Scene {
+    stage: Stage,
+    ledger: Arc<Ledger>,
+}
+
+async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    let mut random = Rng::with_seed(seed);
+    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
+    let paces = (0..random.usize(1..=2)).map(|key| (format!("key {key}"), Pace::draw(&mut random))).collect();
+    // A clock is wrong by up to half the skew, and a deadline has whole milliseconds.
+    let clock_error = stage.clock_skew / 2 + Duration::from_millis(1);
+    let ledger = Arc::new(Ledger { book: Book::new(stage.engine.clone()), paces, clock_error });
+    let scene = Arc::new(Scene { stage, ledger });
+    let sweeper = tokio::spawn({
+        let scene = Arc::clone(&scene);
+        async move { scene.stage.sweep(Duration::from_secs(3), |rows| scene.ledger.swept(rows)).await }
+    });
+    stage::work(&mut random, |number, random| caller(Arc::clone(&scene), number, random)).await;
+    scene.serve_last_callers(&mut random).await;
+    sweeper.abort();
+    let Page { journal, kept } = scene.ledger.book.take();
+    Outcome { twisted: scene.stage.twisted(), ..journal.outcome(kept.counts) }
+}
+
+impl Scene {
+    fn host(&self, random: &mut Rng, network: Network, name: &str) -> Host {
+        self.stage.host(random, network, Observer { ledger: Arc::clone(&self.ledger), host: name.to_owned() })
+    }
+
+    fn rate(&self, host: &Host, key: &str) -> Rate {
+        let Pace { calls, period, burst } = self.ledger.paces[key];
+        self.stage.locks(host).rate(key, calls, period).burst(burst)
+    }
+
+    /// After the faults, a caller with a good network passes each key several times. When it comes back at the time that a refusal
+    /// has named, it passes.
+    async fn serve_last_callers(&self, random: &mut Rng) {
+        stage::settle(LATEST_ARRIVAL).await;
+        let keys: Vec<_> = self.ledger.paces.keys().cloned().collect();
+        for key in keys {
+            let name = format!("last caller of {key}");
+            let host = self.host(random, Network::Good, &name);
+            let rate = self.rate(&host, &key);
+            let (mut passed, mut refused) = (0, 0);
+            for _ in 0..100 {
+                match rate.pass().await {
+                    Ok(()) => {
+                        self.ledger.passed(&name, Duration::ZERO);
+                        (passed, refused) = (passed + 1, 0);
+                    }
+                    Err(error) if error.kind() == ErrorKind::Held => {
+                        refused += 1;
+                        let until = error.holder().unwrap().until();
+                        // The clock may drift.
+                        while let Ok(left) = until.duration_since(host.now()) {
+                            sleep(left.max(Duration::from_millis(1))).await;
+                        }
+                    }
+                    Err(error) if error.kind() == ErrorKind::Throttled => sleep(Duration::from_secs(1)).await,
+                    // Such as one that was told to come now, and again finds calls that are due.
+                    Err(_) => break,
+                }
+                // The clock may step back during the sleep.
+                if passed == 10 || refused > if self.stage.largest_step().is_zero() { 1 } else { 5 } {
+                    break;
+                }
+            }
+            if passed < 10 {
+                self.ledger.violated(format!(
+                    "{SERVED}: {name} passed {passed} times only, and came {refused} times too early"
+                ));
+            }
+        }
+    }
+}
+
+/// A caller: one host after another, with one call after another.
+async fn caller(scene: Arc<Scene>, number: usize, mut random: Rng) {
+    let keys: Vec<_> = scene.ledger.paces.keys().cloned().collect();
+    let mut name = format!("caller {number}");
+    let network = Network::draw(&mut random);
+    let mut host = scene.host(&mut random, network, &name);
+    let mut rates: HashMap<_, _> = keys.iter().map(|key| (key, scene.rate(&host, key))).collect();
+    for step in 0..random.usize(6..=16) {
+        let pause = match random.u8(0..30) {
+            0 => 1_000_000..=1_500_000,
+            1..=5 => 1000..=4000,
+            _ => 0..=200,
+        };
+        sleep(millis(&mut random, pause)).await;
+        let key = random.choice(&keys).unwrap();
+        let wait = if random.bool() { Duration::ZERO } else { millis(&mut random, 100..=4000) };
+        let call = rates[key].pass_within(wait.min(LONGEST_WAIT));
+        let limit = if random.u8(0..10) == 0 { millis(&mut random, 0..=2000) } else { Duration::from_mins(5) };
+        let sent = host.now();
+        match timeout(limit, call).await {
+            Ok(Ok(())) => scene.ledger.passed(&name, host.now().duration_since(sent).unwrap_or_default()),
+            Ok(Err(error)) => scene.ledger.refused(&name, &error),
+            Err(_) => {
+                scene.ledger.gone(&name);
+                if random.bool() {
+                    host.crash();
+                    name = format!("caller {number} after step {step}");
+                    host = scene.host(&mut random, Network::Bad, &name);
+                    rates = keys.iter().map(|key| (key, scene.rate(&host, key))).collect();
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Ledger {
+    book: Book<Kept>,
+    paces: std::collections::BTreeMap<String, Pace>,
+    clock_error: Duration,
+}
+
+#[derive(Default)]
+struct Kept {
+    counts: Counts,
+    /// When the next call of each key is due.
+    due: HashMap<String, Duration>,
+    /// The times that each host was given, by its calls that have not passed.
+    given: HashMap<String, Vec<Duration>>,
+}
+
+impl Ledger {
+    fn now(&self) -> Duration {
+        self.book.engine.now().duration_since(SystemTime::UNIX_EPOCH).unwrap()
+    }
+
+    fn violated(&self, what: String) {
+        self.book.broke(&mut self.book.state(), what);
+    }
+
+    /// A call of this host passes now.
+    fn passed(&self, host: &str, took: Duration) {
+        let (now, mut page) = (self.now() + self.clock_error, self.book.state());
+        page.counts.passed += 1;
+        page.counts.waited += usize::from(took > Duration::from_millis(100));
+        self.book.log(&mut page, &format!("{host} passes"));
+        let given = page.given.entry(host.to_owned()).or_default();
+        match given.iter().position(|time| *time <= now) {
+            Some(own) => drop(given.swap_remove(own)),
+            None => self.book.broke(&mut page, format!("{TIMES}: {host} passes before it, or without one")),
+        }
+    }
+
+    fn refused(&self, host: &str, error: &Error) {
+        let mut page = self.book.state();
+        self.book.log(&mut page, &format!("{host}: {}", error.kind()));
+        match error.kind() {
+            ErrorKind::Held => page.counts.refused += 1,
+            ErrorKind::Throttled | ErrorKind::Unavailable | ErrorKind::Conflict => {}
+            _ => self.book.broke(&mut page, format!("{READABLE}: {error}")),
+        }
+    }
+
+    fn gone(&self, host: &str) {
+        let mut page = self.book.state();
+        page.counts.gone += 1;
+        self.book.log(&mut page, &format!("{host} is gone"));
+    }
+
+    /// Rows that TTL has deleted said nothing any more.
+    fn swept(&self, rows: usize) {
+        self.book.swept(rows, |kept| &mut kept.counts.swept);
+    }
+
+    fn applied(&self, host: &str, request: &Value, answer: &Answer) {
+        let request = Request::parse("UpdateItem", request);
+        let Some(call) = request.update().filter(|update| update.purpose == Purpose::Call) else { return };
+        let Some(pace) = self.paces.get(&call.key) else { return };
+        let mut state = self.book.state();
+        let due: u64 = answer.body["Attributes"][DUE]["N"].as_str().unwrap().parse().unwrap();
+        let (due, interval) = (Duration::from_micros(due), pace.interval());
+        // The clock of the host, as the request has it.
+        let sent = match call.sets(DUE) {
+            Some(Operand::Plus(last, _)) => {
+                state.counts.followed += 1;
+                let Operand::IfNotExists(_, now) = &**last else { panic!("{last:?}") };
+                now.number_in(&Value::Null).unwrap()
+            }
+            begun => {
+                state.counts.begun += 1;
+                begun.unwrap().number_in(&Value::Null).unwrap() - u64::try_from(interval.as_micros()).unwrap()
+            }
+        };
+        let sent = Duration::from_micros(sent);
+        self.book.log(&mut state, &format!("  {host} calls {}: due {due:?}, sent {sent:?}", call.key));
+        let last = state.due.insert(call.key.clone(), due);
+        let broken = if last.is_some_and(|last| due < last + interval) {
+            Some(format!("{TIMES}: that of {host} for {} is too near to the one before", call.key))
+        } else if due < sent + interval {
+            Some(format!("{TIMES}: that of {host} for {} was over when it asked", call.key))
+        } else if due > sent + interval + pace.tolerance() + LONGEST_WAIT {
+            Some(format!("{TIMES}: {host} for {} has to wait longer than it may", call.key))
+        } else {
+            None
+        };
+        if let Some(what) = broken {
+            self.book.broke(&mut state, what);
+        }
+        let time = due.saturating_sub(interval + pace.tolerance());
+        state.given.entry(host.to_owned()).or_default().push(time);
+    }
+}
+
+/// Shows the requests of a host to the ledger.
+#[derive(Debug)]
+struct Observer {
+    ledger: Arc<Ledger>,
+    host: String,
+}
+
+impl Intercept for Observer {
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        self.ledger.book.state().counts.requests += 1;
+        if operation == "UpdateItem" && answer.status == 200 {
+            self.ledger.applied(&self.host, request, answer);
+        }
+    }
+}
