@@ -3,6 +3,7 @@
 //! | I want to … | guide |
 //! | --- | --- |
 //! | make a handler a singleton, limit how many run at a time, lock several keys | [Locks](self::locks) |
+//! | let the newest invocation win, combine two limits, break a circuit, close a key for maintenance | [Locks](self::locks#the-newest-wins) |
 //! | wait for a key that is held | [Waiting](self::waiting) |
 //! | hold a lock across processes, in a state machine or a pipeline | [Locks across processes](self::tickets) |
 //! | hold a lock in a durable function | the crate [`lambda-lock-durable`](https://docs.rs/lambda-lock-durable) |

@@ -71,6 +71,7 @@ pub struct Error(Box<Inner>);
 /// | [`TicketReleased`](Self::TicketReleased) | `ticket_released` | no |
 /// | [`TicketUsed`](Self::TicketUsed) | `ticket_used` | no |
 /// | [`TicketUnknown`](Self::TicketUnknown) | `ticket_unknown` | no |
+/// | [`RunAgain`](Self::RunAgain) | `run_again` | no |
 /// | [`Throttled`](Self::Throttled) | `throttled` | yes |
 /// | [`Unavailable`](Self::Unavailable) | `unavailable` | yes |
 /// | [`Conflict`](Self::Conflict) | `conflict` | yes |
@@ -89,7 +90,7 @@ pub struct Error(Box<Inner>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Another holder has the key: [`Error::holder`] says who and until when.
+    /// Another holder has the key, or a [rate](crate::Rate) lets no call pass: [`Error::holder`] says who and until when.
     Held,
     /// This lock no longer holds its key: its lease ended, or another holder has the key.
     Lost,
@@ -104,6 +105,9 @@ pub enum ErrorKind {
     /// No acquisition of the key matches the ticket: the ticket is forged, its row was deleted, or it is from a table of the
     /// same name in another account or region.
     TicketUnknown,
+    /// The work is done, and was to run once more, but there is too little time: the retry of this invocation runs it
+    /// ([`LockLayer::coalesce`](crate::LockLayer::coalesce)).
+    RunAgain,
     /// DynamoDB throttled the request and all retries of the SDK.
     Throttled,
     /// Neither the request nor a retry of the SDK got a usable answer: connection, timeout, server error.
@@ -119,7 +123,8 @@ pub enum ErrorKind {
     TableNotFound,
     /// The row under this key is not a lock row. It was not modified.
     MalformedRow,
-    /// The key is that of a [semaphore](crate::Locks::semaphore) and a lock or a record was to be acquired, or the reverse.
+    /// The key is that of a [semaphore](crate::Locks::semaphore) or a [rate](crate::Rate), and a lock or a record was to be
+    /// acquired, or the reverse.
     /// The row was not modified. It keeps its kind until DynamoDB's TTL deletes it.
     WrongKind,
     /// A setting or an argument is out of bounds. Nothing was sent.
@@ -154,6 +159,7 @@ impl ErrorKind {
             Self::TicketReleased => "ticket_released",
             Self::TicketUsed => "ticket_used",
             Self::TicketUnknown => "ticket_unknown",
+            Self::RunAgain => "run_again",
             Self::Throttled => "throttled",
             Self::Unavailable => "unavailable",
             Self::Conflict => "conflict",
@@ -269,6 +275,7 @@ pub(crate) enum Cause {
     Held(Holder),
     Lost(Option<Holder>),
     Ticket(TicketFault),
+    RunAgain,
     Throttled,
     Unavailable,
     Conflict,
@@ -421,6 +428,7 @@ impl Error {
             Cause::Ticket(TicketFault::Released) => ErrorKind::TicketReleased,
             Cause::Ticket(TicketFault::Used) => ErrorKind::TicketUsed,
             Cause::Ticket(TicketFault::Unknown) => ErrorKind::TicketUnknown,
+            Cause::RunAgain => ErrorKind::RunAgain,
             Cause::Throttled => ErrorKind::Throttled,
             Cause::Unavailable | Cause::HostNotFound => ErrorKind::Unavailable,
             Cause::Conflict => ErrorKind::Conflict,
@@ -493,6 +501,7 @@ impl Error {
             | ErrorKind::TicketReleased
             | ErrorKind::TicketUsed
             | ErrorKind::TicketUnknown => "LockTicketRefused",
+            ErrorKind::RunAgain => "LockRunAgain",
             ErrorKind::Throttled => "LockThrottled",
             ErrorKind::Unavailable => "LockUnavailable",
             ErrorKind::Conflict => "LockConflict",
@@ -755,6 +764,18 @@ where
     }
 }
 
+/// Says who has what an acquire or a call was refused.
+fn explain_refusal(f: &mut fmt::Formatter<'_>, what: &str, holder: &Holder) -> fmt::Result {
+    if holder.is_rate() {
+        let until = humantime::format_rfc3339_millis(holder.until());
+        write!(f, "the rate of {what} is used up until {until}: call again then, or wait longer")
+    } else if holder.is_current() {
+        write!(f, "{what} is held by {holder}")
+    } else {
+        write!(f, "{what} is left to other waiters; the last holder was {holder}")
+    }
+}
+
 impl Error {
     /// Writes what failed, why and what to do.
     fn explain(&self, f: &mut fmt::Formatter<'_>, what: &str, tries: &str) -> fmt::Result {
@@ -763,13 +784,16 @@ impl Error {
         let reason = |text| printable_up_to(text, LONGEST_REASON);
         let said = self.source_message().map(|message| format!(" ({message})")).unwrap_or_default();
         match cause {
-            Cause::Held(holder) if holder.is_current() => write!(f, "{what} is held by {holder}"),
-            Cause::Held(holder) => write!(f, "{what} is left to other waiters; the last holder was {holder}"),
+            Cause::Held(holder) => explain_refusal(f, what, holder),
             Cause::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}"),
             Cause::Lost(None) => {
                 write!(f, "the lock on {what} was lost: its lease ended, it was freed, or its row was deleted")
             }
             Cause::Ticket(fault) => write!(f, "the ticket for {what} was refused: {fault}"),
+            Cause::RunAgain => write!(
+                f,
+                "the work of {what} is done, but was to run once more, and too little time is left: retry the invocation"
+            ),
             Cause::Throttled => write!(
                 f,
                 "requests for {what} are throttled{tries}: retry later, or raise the capacity of the table or the account; \

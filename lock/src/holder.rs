@@ -32,12 +32,14 @@ pub struct Holder {
     pub(crate) owner: Option<String>,
     pub(crate) name: Option<String>,
     /// The last number that the place has accepted: of a key, its fence. A semaphore has none, because its permits are the
-    /// places.
+    /// places. Of a rate, when its next call is due, in microseconds.
     pub(crate) number: Option<u64>,
     /// Of a semaphore, the fence of the last permit.
     pub(crate) fence: Option<u64>,
     /// The number of the last release. If it is the number of the place, nobody has acquired it since.
     pub(crate) released: Option<u64>,
+    /// The number of the acquisition that was asked to run once more.
+    pub(crate) asked: Option<u64>,
     /// The numbers up to this one were given up.
     pub(crate) withdrawn: Option<u64>,
     /// The sequence of the owner's last request.
@@ -76,6 +78,8 @@ pub(crate) enum HolderKind {
     Semaphore,
     /// One permit of a semaphore.
     Permit,
+    /// The calls of a rate.
+    Rate,
 }
 
 impl Holder {
@@ -89,6 +93,7 @@ impl Holder {
             number: None,
             fence: None,
             released: None,
+            asked: None,
             withdrawn: None,
             sequence: None,
             resumed: None,
@@ -127,6 +132,11 @@ impl Holder {
     /// Returns `true` if the acquisition with this number is there, and was neither released nor completed.
     pub(crate) fn is_acquired_with(&self, number: u64) -> bool {
         self.number == Some(number) && !self.has_released()
+    }
+
+    /// Returns `true` if the holder with this number was asked to run once more.
+    pub(crate) fn was_asked(&self, number: u64) -> bool {
+        self.asked == Some(number)
     }
 
     /// Returns `true` if somebody has the place: its lease has not ended.
@@ -218,7 +228,7 @@ impl Holder {
     pub fn has_released(&self) -> bool {
         let shown = self.shown();
         // A semaphore without permits is free.
-        shown.completed || shown.is_released() || shown.is_semaphore()
+        shown.completed || shown.is_released() || shown.is_semaphore() || shown.is_rate()
     }
 
     /// Returns the length of the key's queue when the row was read: the places that were given to waiters and not served. A
@@ -262,6 +272,22 @@ impl Holder {
     #[must_use]
     pub fn is_semaphore(&self) -> bool {
         self.kind == HolderKind::Semaphore
+    }
+
+    /// Returns `true` if this is the row of a [rate](crate::Locks::rate). [`until`](Self::until) is when its next call is due,
+    /// or was due, if calls come evenly. Of a refusal, it is when the call that was refused may come.
+    #[must_use]
+    pub fn is_rate(&self) -> bool {
+        self.kind == HolderKind::Rate
+    }
+
+    /// Returns what the row is, for people.
+    pub(crate) fn kind_name(&self) -> &'static str {
+        match self.kind {
+            HolderKind::Key => "a lock or a record of idempotency",
+            HolderKind::Semaphore | HolderKind::Permit => "a semaphore",
+            HolderKind::Rate => "a rate",
+        }
     }
 
     /// Returns `true` if this is the record of a completed run.

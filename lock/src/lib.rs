@@ -28,6 +28,7 @@
 //! | --- | --- | --- |
 //! | run work under a lock | [`Locks::acquire`], [`Lock`] | |
 //! | run up to N pieces of work at a time | [`Locks::semaphore`] | |
+//! | let N calls pass in a second | [`Locks::rate`] | |
 //! | hold several keys, all or none | [`Locks::acquire_all`] | |
 //! | hold a lock in one process after the other | [`Lock::into_ticket`], [`Ticket`] | `serde` |
 //! | make a handler a singleton | [`LockLayer`] | `lambda` |
@@ -148,7 +149,15 @@ pub use holder::{Data, Holder};
 pub use lock::Acquire;
 #[doc(alias = "mutex", alias = "guard")]
 pub use lock::Lock;
-#[doc(alias = "permit", alias = "limit", alias = "rate limit", alias = "concurrency", alias = "throttle")]
+#[doc(
+    alias = "rate limit",
+    alias = "rate limiter",
+    alias = "token bucket",
+    alias = "leaky bucket",
+    alias = "throttle"
+)]
+pub use lock::Rate;
+#[doc(alias = "permit", alias = "limit", alias = "concurrency")]
 pub use lock::Semaphore;
 #[doc(alias = "step functions", alias = "workflow")]
 pub use lock::Ticket;

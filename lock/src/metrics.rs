@@ -16,7 +16,7 @@
 #[cfg(feature = "metrics")]
 use metrics::Unit;
 
-/// Counter: locks and records acquired.
+/// Counter: locks and records acquired, and calls that a [rate](crate::Rate) let pass.
 pub const ACQUIRED: &str = "lambda_lock_acquired";
 /// Counter: leases that ended without a release, when the next acquire of the key finds them: the last holder crashed or
 /// timed out, or kept its record on purpose. Each permit of a semaphore counts. An acquisition whose answer was lost finds

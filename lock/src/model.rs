@@ -40,6 +40,9 @@ impl fmt::Debug for Acquiring {
     }
 }
 
+/// Whether another has what an acquire asked for.
+pub type IsHeld = bool;
+
 /// What an acquire does next.
 #[derive(Clone, Debug)]
 pub enum Step {
@@ -53,8 +56,8 @@ pub enum Step {
     Held(Held),
     /// The work was done before.
     Completed,
-    /// Ends without it. What was not answered is withdrawn in the background.
-    Refused(Option<Operation>),
+    /// Ends without it, because another has it or for another reason. What was not answered is withdrawn in the background.
+    Refused(Option<Operation>, IsHeld),
 }
 
 impl Acquiring {
@@ -101,8 +104,8 @@ impl Acquiring {
                     });
                 }
                 Next::End(Ok(Ended::Completed(_))) => return Step::Completed,
-                Next::End(Err(_)) => {
-                    return Step::Refused(self.asking.unsettled().cloned().map(withdrawal));
+                Next::End(Err(error)) => {
+                    return Step::Refused(self.asking.unsettled().cloned().map(withdrawal), error.is_held());
                 }
                 // No other waiters.
                 Next::Pause | Next::Resume | Next::Join(..) | Next::Reserve(..) | Next::End(Ok(Ended::Waiting(_))) => {
@@ -197,6 +200,7 @@ enum What {
     RenewTicket(Ticket, Duration),
     ReleaseTicket(Ticket),
     Free(String, Box<Holder>),
+    Ask(String, Box<Holder>),
 }
 
 /// What an operation does next.
@@ -214,6 +218,12 @@ pub enum Progress {
 pub enum Done {
     /// Nothing is held any more.
     Freed,
+    /// The same, and somebody was skipped meanwhile.
+    Asked,
+    /// The work was left to the holder with this number.
+    Left(u64),
+    /// There is no such holder any more.
+    Gone,
     /// The lock is held.
     Held(Held),
     /// The lock of the ticket is held until this time.
@@ -250,6 +260,13 @@ impl Operation {
         Some(Self::new(What::Free(key.to_owned(), Box::new(seen)), now))
     }
 
+    /// Leaves the work of a refused acquire to the holder in this row.
+    #[must_use]
+    pub fn ask(key: &str, row: Item, now: Clocks) -> Option<Self> {
+        let seen = Holder::read(row, now.moment()).ok().filter(Holder::is_current)?;
+        Some(Self::new(What::Ask(key.to_owned(), Box::new(seen)), now))
+    }
+
     /// Returns the name of what is done, for requests that differ.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -262,6 +279,7 @@ impl Operation {
             What::RenewTicket(..) => "renew by ticket",
             What::ReleaseTicket(_) => "release by ticket",
             What::Free(..) => "free",
+            What::Ask(..) => "ask",
         }
     }
 
@@ -270,6 +288,15 @@ impl Operation {
     pub fn held(&self) -> Option<&Held> {
         match &self.what {
             What::Renew(held, _) => Some(held),
+            _ => None,
+        }
+    }
+
+    /// Returns the lock that it releases.
+    #[must_use]
+    pub fn released(&self) -> Option<&Held> {
+        match &self.what {
+            What::Release(held) => Some(held),
             _ => None,
         }
     }
@@ -297,7 +324,7 @@ impl Operation {
         let now = || SCRIPT.with_borrow(|script| script.as_ref().map_or(started, |script| script.now.moment()));
         match &self.what {
             What::Withdraw(acquisition, keeps) => table.withdraw(acquisition, now, *keeps).await?,
-            What::Release(held) => held.send_release(table, started).await?,
+            What::Release(held) => return held.send_release(table, started).await,
             What::Renew(held, lease) => {
                 let (acquisition, sequence) = (&held.acquisition, held.continuation.sequence);
                 let lease = table.lease(acquisition.kind(), started, started.deadline_after(*lease), Some(held.lease));
@@ -326,20 +353,32 @@ impl Operation {
                 let until = Duration::from_millis(end).saturating_sub(table.clock_skew);
                 return Ok(Done::Renewed(ticket.clone(), until));
             }
-            What::ReleaseTicket(ticket) => ticket.release(table, started).await?,
+            What::ReleaseTicket(ticket) => drop(ticket.release(table, started, false).await?),
             What::Free(key, seen) => drop(table.force_release(key, "operator", seen, started).await?),
+            What::Ask(key, seen) => {
+                let number = seen.number.unwrap_or_default();
+                return Ok(if table.ask(key, seen, started).await? { Done::Left(number) } else { Done::Gone });
+            }
         }
         Ok(Done::Freed)
     }
 }
 
 impl Held {
-    async fn send_release(&self, table: &Table, now: Moment) -> Result<(), Error> {
+    async fn send_release(&self, table: &Table, now: Moment) -> Result<Done, Error> {
         let Continuation { hold_until, sequence, release } = self.continuation;
-        let release =
-            Release { number: release.unwrap_or_default(), sequence, now, hold_until, hold: None, data: None };
+        let release = Release {
+            number: release.unwrap_or_default(),
+            sequence,
+            now,
+            hold_until,
+            hold: None,
+            data: None,
+            coalesces: true,
+        };
         match table.release(&self.acquisition, &release).await? {
-            Released::Freed | Released::Completed(_) => Ok(()),
+            Released::Freed { is_asked: true } => Ok(Done::Asked),
+            Released::Freed { .. } | Released::Completed(_) => Ok(Done::Freed),
             Released::NoTrace => Err(self.acquisition.error(Cause::Lost(None), table)),
         }
     }

@@ -61,6 +61,9 @@ pub(crate) enum Action {
     /// Run a command while holding a lock
     #[command(long_about = help::RUN, after_help = help::examples("run"))]
     Run(Run),
+    /// Let a call pass, at most so many in a period from all machines
+    #[command(long_about = help::RATE, after_help = help::examples("rate"))]
+    Rate(Rate),
     /// Acquire a lock for several processes, and print its ticket
     #[command(long_about = help::ACQUIRE, after_help = help::examples("acquire"))]
     Acquire(Acquire),
@@ -160,6 +163,10 @@ pub(crate) struct Run {
     /// fire seconds apart run it once; after any other end the key is free at once
     #[arg(long, value_name = "DURATION", value_parser = min_hold)]
     pub(crate) min_hold: Option<Duration>,
+    /// Skip the command if the key is held, and run it once more if others were skipped while it ran; all commands for the key
+    /// need the option
+    #[arg(long, conflicts_with_all = ["at_most", "min_hold"])]
+    pub(crate) coalesce: bool,
     /// Renew the lease each time a third of it is over, for as long as the command runs
     #[arg(long)]
     pub(crate) renew: bool,
@@ -169,6 +176,25 @@ pub(crate) struct Run {
     /// Command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Rate {
+    /// Key of the rate
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) key: String,
+    /// How many calls may pass in the period, at most one in a millisecond
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) calls: u32,
+    /// Period, from 1ms to 1day
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = lease)]
+    pub(crate) period: Duration,
+    /// How many calls may come at once after a quiet time
+    #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) burst: u32,
+    /// Longest time to wait until the call may pass, up to 1day; by default it passes at once or not at all
+    #[arg(long, value_name = "DURATION", value_parser = wait)]
+    pub(crate) wait: Option<Duration>,
 }
 
 #[derive(Args, Debug)]
@@ -269,6 +295,7 @@ pub(crate) struct Selection {
 pub(crate) enum Kind {
     Lock,
     Semaphore,
+    Rate,
     Record,
 }
 

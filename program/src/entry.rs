@@ -37,6 +37,7 @@ impl Entry {
         Some(match holder {
             record if record.is_completed() => Kind::Record,
             semaphore if semaphore.is_semaphore() => Kind::Semaphore,
+            rate if rate.is_rate() => Kind::Rate,
             _ => Kind::Lock,
         })
     }

@@ -27,6 +27,10 @@ With --at-most 5 up to five holders have the key at a time, and the exit code is
 commands for the key need the option, because a key is either a lock or a semaphore; a command of the other kind ends \
 with code 78.
 
+With --coalesce, a command that finds the key held leaves its work to the holder, whose command runs once more when it \
+has ended, however many were skipped. So a change that comes in during a run is not lost. The exit code of the skipped command is \
+75. If the holder's command fails, nothing runs again: its own retry does the work that was left.
+
 With --min-hold the key stays held for that long after the acquisition, if the command ends with code 0. After \
 any other end, and if the command cannot be run, the key is free at once, so that another attempt can follow.
 
@@ -56,6 +60,18 @@ its group is not in the foreground. It is killed when the lease ends. Leave stan
 commands that ask.
 
 With LOCK_ENABLED=false in the environment, the command runs without a lock and LOCK_FENCE is 0. One warning says so.";
+
+pub(crate) const RATE: &str = "\
+Lets a call pass: at most so many in a period, from all machines and functions that use the key. Nothing is released \
+afterwards. Ten calls in a second are spread evenly, one each 100 ms; with --burst 10, ten may come at once after a \
+second without calls.
+
+If the call may not pass yet, the exit code is 75, and standard error says when to come back. With --wait it sleeps until its \
+time comes, in the order of arrival, or fails at once if that would take longer. A call that is interrupted while it \
+sleeps has used up its time.
+
+One request, or two after a quiet time (IAM action dynamodb:UpdateItem). With LOCK_ENABLED=false in the environment, \
+each call passes. One warning says so.";
 
 pub(crate) const ACQUIRE: &str = "\
 Acquires a lock for a pipeline whose steps are separate processes, and prints its ticket, a line of JSON. The lock \
@@ -94,7 +110,7 @@ bytes are shortened, except in JSON. It reads the table until it has found as ma
 action dynamodb:Scan, and dynamodb:GetItem for each semaphore). Of a larger table it therefore shows the keys that it \
 found first, not the first ones of the sorted table. A page that is throttled is read again a few times. The states:
 
-held: a holder has the key, or --min-hold keeps it
+held: a holder has the key, or --min-hold keeps it, or the next call of a rate is not due yet
 
 free: the last holder released it
 
@@ -203,7 +219,7 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 11] = [
     ("66", "no row has the key of get, release or complete"),
     ("69", "no usable answer: DynamoDB is unreachable, throttles, or runs a transaction on the row"),
     ("74", "standard output or another part of this machine failed, or the guard was killed"),
-    ("75", "another holder has the key, or release was not confirmed"),
+    ("75", "another holder has the key, a rate is used up, or release was not confirmed"),
     (
         "76",
         "the lock was lost: its lease ended and the command was ended, another holder has the key, or its ticket is used",
@@ -236,7 +252,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 11] = [
 ];
 
 /// A command, what the example does, and its command line.
-pub(crate) const EXAMPLES: [(&str, &str, &str); 21] = [
+pub(crate) const EXAMPLES: [(&str, &str, &str); 23] = [
     ("create-table", "Create the table", "lambda-lock create-table --table locks --tag team=billing"),
     ("check", "Check that everything is in order", "lambda-lock check --table locks"),
     ("check", "Check that no setting of a consumer loses messages", "lambda-lock check --function payment-queue"),
@@ -257,7 +273,17 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 21] = [
         "Run at most three at a time, and wait for a place",
         "lambda-lock run --key bank-api --at-most 3 --wait 5m -- ./call-the-bank.sh",
     ),
+    (
+        "run",
+        "Rebuild an index after each change, one rebuild at a time",
+        "lambda-lock run --key search-index --lease 15m --coalesce -- ./rebuild.sh",
+    ),
     ("run", "Try it without AWS", "lambda-lock run --embedded /tmp/locks.sqlite --key job -- printenv LOCK_FENCE"),
+    (
+        "rate",
+        "Call at most ten times a second, from all machines",
+        "lambda-lock rate --key bank-api --calls 10 --wait 5s && ./call-the-bank.sh",
+    ),
     (
         "acquire",
         "Hold a lock from the first step of a pipeline to its last",

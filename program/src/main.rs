@@ -17,6 +17,7 @@ mod identity;
 mod command;
 mod guard;
 mod process;
+mod rate;
 mod run;
 mod signals;
 mod supervise;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
 async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {
     match action {
         Action::Run(run) => return run::run(&table, run).await,
+        Action::Rate(rate) => rate::pass(&table, rate).await?,
         Action::Acquire(acquire) => return ticket::acquire(&table, acquire).await,
         Action::Renew { lease } => ticket::renew(&table, lease).await?,
         Action::List { selection, json } => show::list(&table, &selection, json).await?,

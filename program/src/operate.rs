@@ -31,6 +31,9 @@ pub(crate) async fn release(options: &TableOptions, key: String, release: Releas
     if holder.is_completed() {
         return refused(CONFIGURATION, "it is the record of a completed run, not a lock");
     }
+    if holder.is_rate() {
+        return refused(CONFIGURATION, "it is a rate, which nobody holds: calls pass again by themselves");
+    }
     let holder = match holder.permits().iter().find(|permit| fence.is_some() && permit.fence() == fence) {
         Some(permit) => permit,
         None => holder,
@@ -70,6 +73,9 @@ pub(crate) async fn complete(options: &TableOptions, complete: Complete) -> Resu
     }
     if holder.is_semaphore() {
         return refused(CONFIGURATION, "it is a semaphore, not the record of a run");
+    }
+    if holder.is_rate() {
+        return refused(CONFIGURATION, "it is a rate, not the record of a run");
     }
     let by = described(holder);
     if holder.is_current() {

@@ -5,12 +5,12 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{self, ExitStatus};
 use std::time::Duration;
 
-use lambda_lock::{Error, Holder, Lock};
+use lambda_lock::{Error, Holder, Lock, Locks};
 
 use crate::arguments::{Run, TableOptions};
 use crate::command::cannot_run;
 use crate::connect::{self, Connection};
-use crate::failure::{BROKEN_OUTPUT, Failure, LOST, sentence};
+use crate::failure::{BROKEN_OUTPUT, Failure, HELD, LOST, sentence};
 use crate::guard::Guard;
 use crate::identity;
 use crate::output::say;
@@ -30,54 +30,123 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
     let holder = run.holder.clone().unwrap_or_else(|| identity::holder(&run.command[0]));
     let Connection { locks, table, .. } = connect::connect(options, holder).await?;
     let mut signals = Signals::passed_on().map_err(Failure::of_the_system)?;
-    let mut guard = Guard::start().await.map_err(Failure::of_the_system)?;
-
-    let acquire = match run.at_most {
-        Some(permits) => locks.semaphore(&run.key, permits).acquire(),
-        None => locks.acquire(&run.key),
-    };
-    let mut acquire = acquire.lease(lease).min_hold(run.min_hold.unwrap_or_default());
-    if let Some(wait) = run.wait {
-        acquire = acquire.wait(wait);
-    }
-    let mut acquiring = acquire.into_future();
-    let acquired = tokio::select! {
-        biased;
-        signal = signals.next() => Err(signal),
-        acquired = &mut acquiring => Ok(acquired),
-    };
-    let outcome = match acquired {
-        Ok(Ok(lock)) => {
-            let job = Job { lock: &lock, table: &table, words: &run.command, lease, renew: run.renew };
-            let ended = job.run(guard.as_mut(), &mut signals).await;
-            // Before the release, which may take time: the guard must not kill the children that the command left
-            // behind.
-            if let Some(guard) = guard.take() {
-                guard.dismiss().await;
+    let under = Under { locks: &locks, table: &table, lease, run: &run };
+    let (mut has_run, mut tries) = (false, 0);
+    let outcome = loop {
+        match under.once(&mut signals, run.wait.filter(|_| !has_run)).await {
+            Ok(Next::Ended(code)) => break Ok(code),
+            Ok(Next::RunsAgain) => {
+                if let Some(signal) = signals.ends() {
+                    let why = "the command was told to end, and does not run once more for others that were skipped";
+                    say(format_args!("key `{}`: {why}", run.key));
+                    break Ok(killed_by(signal.as_raw()));
+                }
+                has_run = true;
+                say(format_args!("key `{}`: the command runs once more, for others that were skipped", run.key));
             }
-            conclude(&lock, &table, lease, ended).await
-        }
-        Ok(Err(error)) => Err(error.into()),
-        Err(signal) => {
-            drop(acquiring);
-            Ok(killed_by(signal.as_raw()))
+            // Another holder has begun since, and does what was left.
+            Ok(Next::Refused(error)) if has_run && error.is_held() => break Ok(0),
+            Ok(Next::Refused(error)) => match under.leave(error, &mut tries).await {
+                Ok(()) => {}
+                Err(failure) => break Err(failure),
+            },
+            Err(failure) => break Err(failure),
         }
     };
-    if let Some(guard) = guard {
-        guard.dismiss().await;
-    }
     // An acquire without an answer may have taken the lock. Its release runs in the background.
     let _the_lease_ends_anyway = locks.flush(FLUSH_TIMEOUT).await;
     outcome
 }
 
-/// Releases the lock. Returns the exit code.
-async fn conclude(lock: &Lock, table: &str, lease: Duration, ended: io::Result<Ended>) -> Result<u8, Failure> {
+/// How often the program looks for another holder that it can leave its command to.
+const COALESCE_TRIES: u32 = 3;
+
+/// What follows an acquire.
+enum Next {
+    Ended(u8),
+    /// The command has succeeded, and others were skipped meanwhile.
+    RunsAgain,
+    Refused(Error),
+}
+
+/// What each run of the command has in common.
+struct Under<'a> {
+    locks: &'a Locks,
+    table: &'a str,
+    lease: Duration,
+    run: &'a Run,
+}
+
+impl Under<'_> {
+    /// Acquires the lock, and runs the command under it.
+    async fn once(&self, signals: &mut Signals, wait: Option<Duration>) -> Result<Next, Failure> {
+        let Self { locks, table, lease, run } = *self;
+        let mut guard = Guard::start().await.map_err(Failure::of_the_system)?;
+        let acquire = match run.at_most {
+            Some(permits) => locks.semaphore(&run.key, permits).acquire(),
+            None => locks.acquire(&run.key),
+        };
+        let mut acquire = acquire.lease(lease).min_hold(run.min_hold.unwrap_or_default());
+        if let Some(wait) = wait {
+            acquire = acquire.wait(wait);
+        }
+        let mut acquiring = acquire.into_future();
+        let acquired = tokio::select! {
+            biased;
+            signal = signals.next() => Err(signal),
+            acquired = &mut acquiring => Ok(acquired),
+        };
+        let outcome = match acquired {
+            Ok(Ok(lock)) => {
+                let job = Job { lock: &lock, table, words: &run.command, lease, renew: run.renew };
+                let ended = job.run(guard.as_mut(), signals).await;
+                // Before the release, which may take time: the guard must not kill the children that the command left
+                // behind.
+                if let Some(guard) = guard.take() {
+                    guard.dismiss().await;
+                }
+                conclude(&lock, table, lease, ended, run.coalesce).await
+            }
+            Ok(Err(error)) => Ok(Next::Refused(error)),
+            Err(signal) => {
+                drop(acquiring);
+                Ok(Next::Ended(killed_by(signal.as_raw())))
+            }
+        };
+        if let Some(guard) = guard {
+            guard.dismiss().await;
+        }
+        outcome
+    }
+
+    /// Leaves the command to the holder that has refused it, if it may: then fails with that refusal. Succeeds if that holder has gone
+    /// meanwhile.
+    async fn leave(&self, error: Error, tries: &mut u32) -> Result<(), Failure> {
+        let Some(holder) = error.holder().filter(|_| self.run.coalesce && error.is_held() && *tries < COALESCE_TRIES)
+        else {
+            return Err(error.into());
+        };
+        *tries += 1;
+        if !self.locks.coalesce(&self.run.key, holder).await? {
+            return Ok(());
+        }
+        Err(Failure::new(HELD, format!("{}; its command runs once more", sentence(&error))))
+    }
+}
+
+/// Releases the lock. Returns the exit code, unless the command is to run again.
+async fn conclude(
+    lock: &Lock,
+    table: &str,
+    lease: Duration,
+    ended: io::Result<Ended>,
+    coalesces: bool,
+) -> Result<Next, Failure> {
     if !matches!(&ended, Ok(Ended::InTime(status)) if status.success()) {
         // The command has to run again.
         lock.clear_min_hold();
     }
-    let released = lock.release().await;
+    let released = if coalesces { lock.release_coalescing().await } else { lock.release().await.map(|()| false) };
     let key = lock.key();
     let lease = humantime::format_duration(lease);
     let lost = |message: String| Err(Failure::new(LOST, message));
@@ -112,12 +181,17 @@ async fn conclude(lock: &Lock, table: &str, lease: Duration, ended: io::Result<E
             loss(&error),
             describe(status)
         )),
+        (Ok(status), Ok(true)) if status.success() => Ok(Next::RunsAgain),
         (ended, released) => {
             if let Err(error) = released {
                 let why = sentence(&error);
                 say(format_args!("the release failed; the key stays held until its lease ends: {why}"));
+                // Others may have been skipped.
+                if coalesces && ended.as_ref().is_ok_and(ExitStatus::success) {
+                    return Err(error.into());
+                }
             }
-            ended.map(code)
+            ended.map(code).map(Next::Ended)
         }
     }
 }

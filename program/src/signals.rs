@@ -14,7 +14,11 @@ const STOPPING: [Signal; 3] = [Signal::TTIN, Signal::TTOU, Signal::TSTP];
 
 /// Signals that no longer end or stop this process.
 #[derive(Debug)]
-pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
+pub(crate) struct Signals {
+    streams: Vec<(Signal, unix::Signal)>,
+    /// The last signal that asks for an end.
+    ends: Option<Signal>,
+}
 
 impl Signals {
     /// Listens to the signals that are passed on.
@@ -34,18 +38,27 @@ impl Signals {
         let ignored = ignored();
         let heeded = signals.iter().copied().filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
         let streams = heeded.map(|signal| Ok((signal, unix::signal(unix::SignalKind::from_raw(signal.as_raw()))?)));
-        streams.collect::<io::Result<_>>().map(Self)
+        Ok(Self { streams: streams.collect::<io::Result<_>>()?, ends: None })
     }
 
     /// Waits for the next signal.
     pub(crate) async fn next(&mut self) -> Signal {
-        poll_fn(|context| {
-            let mut came = self.0.iter_mut().filter_map(|(signal, stream)| {
+        let signal = poll_fn(|context| {
+            let mut came = self.streams.iter_mut().filter_map(|(signal, stream)| {
                 matches!(stream.poll_recv(context), Poll::Ready(Some(()))).then_some(*signal)
             });
             came.next().map_or(Poll::Pending, Poll::Ready)
         })
-        .await
+        .await;
+        if ![Signal::USR1, Signal::USR2].contains(&signal) {
+            self.ends = Some(signal);
+        }
+        signal
+    }
+
+    /// Returns the last signal that asked for an end, if there was one.
+    pub(crate) fn ends(&self) -> Option<Signal> {
+        self.ends
     }
 }
 

@@ -15,6 +15,10 @@ pub(crate) const ORDER: &str = "a late request undoes no later one";
 pub(crate) const WITHDRAWN: &str = "an acquire that was withdrawn takes nothing";
 /// Work begins again only after its window, or after it failed.
 pub(crate) const ONCE: &str = "one effect for each key";
+/// Of the calls of a rate: no two are nearer than the interval, and none passes before its time.
+pub(crate) const TIMES: &str = "each call has a time of its own";
+/// Also: a holder runs once more only if somebody was skipped meanwhile.
+pub(crate) const AGAIN: &str = "after an invocation that was skipped, a run begins";
 pub(crate) const ALL_OR_NONE: &str = "all keys or none";
 pub(crate) const REPEATED: &str = "a request that others prevent is repeated";
 /// An identity takes over what it holds, and what an operator or an identity freed stays free.

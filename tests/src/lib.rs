@@ -1,6 +1,7 @@
 //! Code that the tests share: a DynamoDB to run on, and the histories.
 #![allow(clippy::missing_panics_doc, reason = "a test panics when it cannot continue")]
 
+pub mod coalesce_history;
 mod consumer;
 mod guarantee;
 pub mod history;
@@ -11,6 +12,7 @@ pub mod long_run;
 pub mod loopback;
 pub mod powertools;
 pub mod queue_history;
+pub mod rate_history;
 pub mod request;
 pub mod rows;
 pub mod runtime_api;

@@ -34,6 +34,10 @@ pub enum Purpose {
     Free,
     /// Changes nothing: the refusal shows the row.
     Look,
+    /// Asks a holder to run once more.
+    Ask,
+    /// Takes the next call of a rate.
+    Call,
     /// Stores the outcome of a run.
     Complete,
     /// A write of the caller's own, in its transaction or beside it.
@@ -49,7 +53,7 @@ pub fn purpose_of(operation: &str, request: &Value) -> Option<Purpose> {
 }
 
 /// The attributes that only the crate writes.
-const ATTRIBUTES: [&str; 18] = [
+const ATTRIBUTES: [&str; 20] = [
     "status",
     LEASE_END,
     "expiration",
@@ -68,7 +72,13 @@ const ATTRIBUTES: [&str; 18] = [
     "reserved_by",
     "permits",
     "freed_at",
+    DUE,
+    ASKED,
 ];
+/// The number of the acquisition whose holder was asked to run once more.
+pub(crate) const ASKED: &str = "asked";
+/// When the next call of a rate is due.
+pub(crate) const DUE: &str = "due";
 /// The end of the lease in the row of a lock or a record.
 pub(crate) const LEASE_END: &str = "in_progress_expiration";
 /// The end of the lease in the map of a permit.
@@ -444,6 +454,8 @@ fn of_row(condition: &Condition, update: &Update) -> Option<Purpose> {
     let paths = update.set.iter().chain(&update.add).map(|(path, _)| path).chain(&update.remove);
     let purpose = match () {
         () if is_never_met(condition) => Purpose::Look,
+        () if has(DUE) => Purpose::Call,
+        () if has(ASKED) => Purpose::Ask,
         () if has("tail") => Purpose::Join,
         () if has("reserved_until") => Purpose::Reserve,
         () if set("status").and_then(Operand::value).is_some_and(|status| status["S"] == "COMPLETED") => {

@@ -1,21 +1,26 @@
 //! The middleware for singletons: acquires a lock before the handler runs and releases it afterwards.
 
+use std::error::Error as StdError;
 use std::fmt;
+use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use lambda_runtime::LambdaEvent;
+use futures_util::future::BoxFuture;
+use lambda_runtime::{Context, LambdaEvent};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::handler_input::HandlerInput;
 use super::invocation::{check_not_durable, holder, is_held_by_attempt, key_of_tenant};
-use crate::error::{Cause, Error, ErrorKind};
+use crate::clock::since_epoch;
+use crate::error::{Cause, Error, ErrorKind, Source};
 use crate::idempotency::HandlerError;
-use crate::lock::{Acquire, Lock, Locks, Wait, hold, record_refusal};
+use crate::limits::{deadline_if_any, time_to_ask};
+use crate::lock::{Acquire, Lock, Locks, Rate, Wait, hold_until, record_refusal};
 use crate::panics;
 use crate::text::printable;
 
@@ -48,9 +53,10 @@ use crate::text::printable;
 /// | [`lease`](Self::lease) | until the invocation's deadline |
 /// | [`wait`](Self::wait) | off |
 /// | [`on_held`](Self::on_held) | the invocation fails with `LockHeld` |
+/// | [`coalesce`](Self::coalesce) | an invocation that is skipped is not run later |
 /// | [`on_unavailable`](Self::on_unavailable) | the invocation fails with `LockUnavailable` or `LockThrottled` |
 /// | [`min_hold`](Self::min_hold) | off |
-/// | [`at_most`](Self::at_most) | one invocation at a time |
+/// | [`at_most`](Self::at_most), [`at_rate`](Self::at_rate) | one invocation at a time |
 /// | [`per_tenant`](Self::per_tenant) | all tenants of a function share a key |
 ///
 /// The lock is released when the handler returns, fails or panics; the panic then continues. A handler that is still
@@ -104,18 +110,44 @@ struct LockSettings<H: HandlerInput<Arc<Lock>>, R> {
     key: KeyOf<H::Input>,
     lease: Option<Duration>,
     wait: Option<Wait>,
-    permit: Option<PermitOf>,
+    limit: Limit,
     per_tenant: bool,
     min_hold: Duration,
     on_held: Option<Answer<R>>,
+    coalesce: Option<Coalesce<H::Input>>,
+    on_too_little_time: Option<RunElsewhere>,
     on_unavailable: OnUnavailable,
     handler_input: PhantomData<fn(H)>,
 }
 
 type Answer<R> = Arc<dyn Fn(&Error) -> R + Send + Sync>;
 
+/// How the work of invocations that were skipped is done.
+struct Coalesce<I> {
+    /// The time that a further run needs.
+    needs: Duration,
+    clone: fn(&I) -> I,
+}
+
+/// What is done if there is less time.
+type RunElsewhere = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Source>> + Send + Sync>;
+
+/// How many invocations of a key run.
+#[derive(Clone)]
+enum Limit {
+    /// One at a time.
+    One,
+    /// N at a time.
+    Permits(PermitOf),
+    /// N in a period.
+    Rate(PassOf),
+}
+
 /// Hidden behind a pointer, so that a function without permits does not link semaphores.
 type PermitOf = Arc<dyn Fn(&Locks, &str) -> Acquire + Send + Sync>;
+
+/// Lets an invocation of this key pass within this time. Hidden behind a pointer, as permits are.
+type PassOf = Arc<dyn Fn(&str, Duration) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
 
 type KeyFrom<I> = Arc<dyn Fn(&I) -> String + Send + Sync>;
 
@@ -159,10 +191,12 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
                 key: KeyOf::FunctionName,
                 lease: None,
                 wait: None,
-                permit: None,
+                limit: Limit::One,
                 per_tenant: false,
                 min_hold: Duration::ZERO,
                 on_held: None,
+                coalesce: None,
+                on_too_little_time: None,
                 on_unavailable: OnUnavailable::Fail,
                 handler_input: PhantomData,
             }),
@@ -255,8 +289,38 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     #[must_use]
     pub fn at_most(self, permits: u32) -> Self {
         self.with(|settings| {
-            settings.permit = Some(Arc::new(move |locks, key| locks.semaphore(key, permits).acquire()));
+            settings.limit = Limit::Permits(Arc::new(move |locks, key| locks.semaphore(key, permits).acquire()));
         })
+    }
+
+    /// Starts up to `calls` invocations of a key in each `period`, instead of one at a time: each passes the key's
+    /// [rate](Locks::rate). With [`wait`](Self::wait), an invocation sleeps until its time comes. Otherwise, and if the wait would
+    /// be too long, it finds the key held: [`on_held`](Self::on_held) answers it, or it fails with `LockHeld`.
+    ///
+    /// Nothing is held while the handler runs, so its lock is not [enforced](Lock::is_enforced), and
+    /// [`min_hold`](Self::min_hold) has no effect. Replaces [`at_most`](Self::at_most), and needs another key than a layer
+    /// without this setting. To limit both, put one layer around the other.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{LockLayer, Locks};
+    /// # use lambda_runtime::LambdaEvent;
+    /// # struct Payment { bank: String }
+    /// # fn example(locks: Locks) -> LockLayer<LambdaEvent<Payment>, ()> {
+    /// LockLayer::new(locks)
+    ///     .key_from(|event: &LambdaEvent<Payment>| format!("rate#{}", event.payload.bank))
+    ///     .at_rate(10, Duration::from_secs(1))
+    ///     .wait(Duration::from_secs(5))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn at_rate(self, calls: u32, period: Duration) -> Self {
+        let rate = self.settings.locks.rate("", calls, period);
+        let pass = move |key: &str, wait| -> BoxFuture<'static, _> {
+            let rate: Rate = rate.on(key);
+            Box::pin(async move { rate.pass_within(wait).await })
+        };
+        self.with(|settings| settings.limit = Limit::Rate(Arc::new(pass)))
     }
 
     /// Answers an invocation that finds the key held, instead of failing it. The error names the
@@ -280,6 +344,72 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
         self.with(|settings| settings.on_held = Some(Arc::new(answer)))
     }
 
+    /// Runs the handler once more if other invocations were skipped meanwhile. Off by default. For work that has to see each
+    /// change, such as the rebuild of an index: a change that comes in while the handler runs may be too late for this run.
+    ///
+    /// An invocation that finds the key held leaves its work to the holder, and is answered by [`on_held`](Self::on_held), which
+    /// this setting needs. However many were skipped, one more run follows, which begins after all of them. It is a new
+    /// acquisition with a larger [fence](Lock::fence), and handles the event of the invocation that runs it, not those that were
+    /// skipped: let the handler read what has changed.
+    ///
+    /// `needs` is the time that a run needs. If less is left until the deadline, the invocation fails with `LockRunAgain` instead,
+    /// after it has released the key, so that its service retries it: Lambda does so for an asynchronous invocation, twice. The same
+    /// holds if the handler fails, or if DynamoDB does not answer whether work was left. If changes come all the time, each retry can
+    /// end in the same way: [send an event](Self::on_too_little_time) instead, or give the function a failure destination.
+    ///
+    /// So after each invocation that was skipped, a run begins, unless the holder crashes or fails and nobody retries it. If an answer
+    /// of DynamoDB is lost, one run more than needed may follow. All functions that share the key need this setting, and a handler
+    /// that gets the [lock](crate::WithLock) leaves the release to this layer.
+    ///
+    /// No request more if nobody was skipped; one for each invocation that is skipped, and two for the further run.
+    ///
+    /// Does not go together with [`min_hold`](Self::min_hold), [`at_most`](Self::at_most), [`at_rate`](Self::at_rate) and
+    /// [`OnUnavailable::RunUnlocked`]: the invocation then fails with `LockInvalid`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{LockLayer, Locks};
+    /// # use lambda_runtime::LambdaEvent;
+    /// # fn example(locks: Locks) -> LockLayer<LambdaEvent<()>, String> {
+    /// LockLayer::new(locks)
+    ///     .on_held(|held| format!("left to the run of {held}"))
+    ///     .coalesce(Duration::from_secs(20))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn coalesce(self, needs: Duration) -> Self
+    where
+        H::Input: Clone,
+    {
+        let coalesce = Coalesce { needs, clone: H::Input::clone };
+        self.with(|settings| settings.coalesce = Some(coalesce))
+    }
+
+    /// Calls this after the key was released, instead of failing the invocation with `LockRunAgain`, if there is too little time to
+    /// [run once more](Self::coalesce). Use it if nobody retries the invocation: let it send the event that begins another one. If
+    /// it fails, the invocation fails with `LockRunAgain` and this source.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{LockLayer, Locks};
+    /// # use lambda_runtime::LambdaEvent;
+    /// # async fn send_the_event() -> Result<(), std::io::Error> { Ok(()) }
+    /// # fn example(locks: Locks) -> LockLayer<LambdaEvent<()>, String> {
+    /// LockLayer::new(locks)
+    ///     .on_held(|held| format!("left to the run of {held}"))
+    ///     .coalesce(Duration::from_secs(20))
+    ///     .on_too_little_time(|| async { Ok(send_the_event().await?) })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn on_too_little_time<F>(self, run: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<(), Box<dyn StdError + Send + Sync>>> + Send + 'static,
+    {
+        let run: RunElsewhere = Arc::new(move || Box::pin(run()));
+        self.with(|settings| settings.on_too_little_time = Some(run))
+    }
+
     /// Sets what happens if DynamoDB cannot be reached or throttles; [`OnUnavailable::Fail`] by default.
     #[must_use]
     pub fn on_unavailable(self, policy: OnUnavailable) -> Self {
@@ -293,8 +423,53 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
 }
 
 impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
-    /// Acquires the lock for this event, or returns the answer or error for an invocation without it.
+    /// Acquires the lock for this event, or returns the answer or error for an invocation without it. An invocation that is
+    /// answered has left its work to the holder, if it has to.
     async fn acquire<P: 'static>(&self, event: &LambdaEvent<P>) -> Result<Lock, Refused<R>>
+    where
+        H: HandlerInput<Arc<Lock>, Input = LambdaEvent<P>>,
+    {
+        let mut tries = 0;
+        loop {
+            let refused = match self.attempt(event, self.wait).await {
+                Err(Refused::Held { key, error, answer }) => (key, error, answer),
+                acquired => return acquired,
+            };
+            let (key, error, answer) = refused;
+            let (Some(_), Some(holder)) = (&self.coalesce, error.holder()) else { return Err(Refused::Answer(answer)) };
+            match self.in_time(&event.context, &key, self.locks.coalesce(key.as_str(), holder)).await {
+                Ok(true) => return Err(Refused::Answer(answer)),
+                Err(unanswered) => return Err(Refused::Error(unanswered)),
+                // The holder has gone meanwhile.
+                Ok(false) => tries += 1,
+            }
+            if tries == COALESCE_TRIES {
+                return Err(Refused::Error(error));
+            }
+        }
+    }
+
+    /// Limits requests for this key, so that Lambda gets an answer.
+    async fn in_time<T>(
+        &self,
+        context: &Context,
+        key: &str,
+        requests: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let limit = time_to_ask(self.time_left(context));
+        let unanswered = || Error::new(Cause::Unavailable, self.locks.0.table.place(), key);
+        tokio::time::timeout(limit, requests).await.unwrap_or_else(|_| Err(unanswered()))
+    }
+
+    /// Returns the time until the deadline of the invocation.
+    fn time_left(&self, context: &Context) -> Duration {
+        let now = self.locks.0.clock.now();
+        let deadline = deadline_if_any(context.deadline(), now);
+        deadline.map_or(Duration::MAX, |deadline| since_epoch(deadline).saturating_sub(now.wall))
+    }
+
+    /// Makes one acquire.
+    async fn attempt<P: 'static>(&self, event: &LambdaEvent<P>, wait: Option<Wait>) -> Result<Lock, Refused<R>>
     where
         H: HandlerInput<Arc<Lock>, Input = LambdaEvent<P>>,
     {
@@ -310,22 +485,38 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
         } else {
             key
         };
-        let acquire = match &self.permit {
-            Some(permit) => permit(&self.locks, &key),
-            None => self.locks.acquire(&key),
+        let is_alone = self.min_hold.is_zero() && matches!(self.limit, Limit::One);
+        if self.coalesce.is_some() && !(is_alone && self.on_unavailable == OnUnavailable::Fail) {
+            let why = "`coalesce` does not go together with `min_hold`, `at_most`, `at_rate` and `RunUnlocked`: leave one of them out";
+            let error = Error::invalid(why);
+            record_refusal(&error);
+            return Err(Refused::Error(error));
+        }
+        let acquire = match &self.limit {
+            Limit::Permits(permit) => permit(&self.locks, &key),
+            Limit::One | Limit::Rate(_) => self.locks.acquire(&key),
         };
         let acquire = acquire.min_hold(self.min_hold).holder(holder(context));
         let mut acquire = acquire.deadline(context.deadline());
         if let Some(lease) = self.lease {
             acquire = acquire.lease(lease);
         }
-        if let Some(wait) = self.wait {
+        if let Some(wait) = wait {
             acquire = acquire.wait(wait);
         }
-        match acquire.send().await {
+        let acquired = match &self.limit {
+            Limit::Rate(pass) => {
+                let passed = self.in_time(context, &key, pass(&key, acquire.longest_wait())).await;
+                passed.and_then(|()| acquire.unlocked())
+            }
+            Limit::One | Limit::Permits(_) => acquire.send().await,
+        };
+        match acquired {
             Ok(lock) => Ok(lock),
             Err(error) if error.is_held() => match &self.on_held {
-                Some(answer) if !is_held_by_attempt(context, &error) => Err(Refused::Answer(answer(&error))),
+                Some(answer) if !is_held_by_attempt(context, &error) => {
+                    Err(Refused::Held { key, answer: answer(&error), error })
+                }
                 _ => Err(Refused::Error(error)),
             },
             Err(error)
@@ -340,7 +531,16 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
     }
 }
 
+/// How often an invocation looks for another holder that it can leave its work to.
+const COALESCE_TRIES: u32 = 3;
+
 enum Refused<R> {
+    /// The key is held, and this is the answer.
+    Held {
+        key: String,
+        error: Error,
+        answer: R,
+    },
     Answer(R),
     Error(Error),
 }
@@ -379,33 +579,67 @@ where
         self.inner.poll_ready(context).map_err(HandlerError::Handler)
     }
 
-    fn call(&mut self, event: LambdaEvent<P>) -> Self::Future {
+    fn call(&mut self, mut event: LambdaEvent<P>) -> Self::Future {
         // The instance that was polled ready is the one to call.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let settings = Arc::clone(&self.settings);
         Box::pin(async move {
-            let lock = match settings.acquire(&event).await {
+            let mut lock = match settings.acquire(&event).await {
                 Ok(lock) => Arc::new(lock),
-                Err(Refused::Answer(answer)) => return Ok(answer),
+                Err(Refused::Answer(answer) | Refused::Held { answer, .. }) => return Ok(answer),
                 Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
             };
-            let input = H::with(event, &lock);
-            // Outside of the work, whose result is dropped if it returns after the lease.
-            let mut answer = None;
-            let work = async {
-                let result = inner.call(input).await;
-                if result.is_err() {
-                    lock.clear_min_hold();
+            loop {
+                let again = settings.coalesce.as_ref().map(|coalesce| ((coalesce.clone)(&event), coalesce));
+                let input = H::with(event, &lock);
+                // Outside of the work, whose result is dropped if it returns after the lease.
+                let mut answer = None;
+                let work = async {
+                    let result = inner.call(input).await;
+                    if result.is_err() {
+                        lock.clear_min_hold();
+                    }
+                    answer = Some(result);
+                };
+                let release = async {
+                    if again.is_some() { lock.release_coalescing().await } else { lock.release().await.map(|()| false) }
+                };
+                let held = hold_until(&lock, work, release).await;
+                let (answer, released) = match (answer, held) {
+                    // What the handler says explains more than that its lock was lost meanwhile.
+                    (Some(Err(error)), _) => return Err(HandlerError::Handler(error)),
+                    (Some(Ok(answer)), Ok(((), released))) => (answer, released),
+                    (_, lost) => {
+                        let lost = lost.err().unwrap_or_else(|| lock.error(Cause::Lost(None)));
+                        return Err(HandlerError::Lock(lost));
+                    }
+                };
+                let Some((next, coalesce)) = again else { return Ok(answer) };
+                match released {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(answer),
+                    // Nobody knows, if an operator has freed the key.
+                    Err(error) if error.is_lost() => {}
+                    Err(error) => return Err(HandlerError::Lock(error)),
                 }
-                answer = Some(result);
-            };
-            let lost = hold(&lock, work).await.err();
-            match (answer, lost) {
-                // What the handler says explains more than that its lock was lost meanwhile.
-                (Some(Err(error)), _) => Err(HandlerError::Handler(error)),
-                (Some(Ok(answer)), None) => Ok(answer),
-                (_, lost) => Err(HandlerError::Lock(lost.unwrap_or_else(|| lock.error(Cause::Lost(None))))),
+                if settings.time_left(&next.context) < coalesce.needs {
+                    let too_late = lock.error(Cause::RunAgain);
+                    let Some(run) = &settings.on_too_little_time else { return Err(HandlerError::Lock(too_late)) };
+                    return match run().await {
+                        Ok(()) => Ok(answer),
+                        Err(source) => Err(HandlerError::Lock(too_late.with_source(source))),
+                    };
+                }
+                // Without a wait: whoever has the key has begun since.
+                lock = match settings.attempt(&next, None).await {
+                    Ok(lock) => Arc::new(lock),
+                    // Another invocation has begun since, and does the work that was left.
+                    Err(Refused::Answer(_) | Refused::Held { .. }) => return Ok(answer),
+                    Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
+                };
+                event = next;
+                poll_fn(|context| inner.poll_ready(context)).await.map_err(HandlerError::Handler)?;
             }
         })
     }
@@ -422,7 +656,9 @@ impl<H: HandlerInput<Arc<Lock>>, R> Clone for LockSettings<H, R> {
                 KeyOf::Event(key) => KeyOf::Event(Arc::clone(key)),
             },
             on_held: self.on_held.clone(),
-            permit: self.permit.clone(),
+            limit: self.limit.clone(),
+            coalesce: self.coalesce.as_ref().map(|coalesce| Coalesce { ..*coalesce }),
+            on_too_little_time: self.on_too_little_time.clone(),
             ..*self
         }
     }

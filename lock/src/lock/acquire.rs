@@ -418,6 +418,13 @@ impl Acquire {
         Ok(Lock::new(self.locks.clone(), self.acquisition()?, grant, telemetry, Duration::ZERO))
     }
 
+    /// Returns the longest wait, which ends in time to answer.
+    #[cfg(feature = "lambda")]
+    pub(crate) fn longest_wait(&self) -> Duration {
+        let left = self.time_left(self.locks.0.clock.now()).map_or(Duration::MAX, time_to_ask);
+        self.wait.map_or(Duration::ZERO, |wait| wait.budget()).min(left)
+    }
+
     pub(super) fn waits(&self) -> bool {
         self.wait.is_some_and(|wait| wait.is_repeated())
     }
@@ -539,19 +546,29 @@ pub(crate) trait AroundPause: Send + Sync {
 
 /// Runs `body` while `lock` is held, then releases the lock.
 pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Result<T, Error> {
+    hold_until(lock, body, lock.release()).await.map(|(value, _)| value)
+}
+
+/// Runs `body` while `lock` is held, then this release. A failed release is logged, and does not replace the value.
+pub(crate) async fn hold_until<T, R>(
+    lock: &Lock,
+    body: impl Future<Output = T>,
+    release: impl Future<Output = Result<R, Error>>,
+) -> Result<(T, Result<R, Error>), Error> {
     lock.leave_to_task();
     let outcome = AssertUnwindSafe(lock.while_held(body)).catch_unwind().await.map(Result::ok);
     if !matches!(outcome, Ok(Some(_))) {
         lock.clear_min_hold();
     }
+    let released = in_time_to_answer(lock, release).await;
     // A loss was logged before.
-    if let Err(error) = in_time_to_answer(lock, lock.release()).await
+    if let Err(error) = released.as_ref()
         && !error.is_lost()
     {
         tracing::warn!(key = lock.shown_key(), fence = lock.fence(), ?error, "release failed");
     }
     match outcome {
-        Ok(Some(value)) => Ok(value),
+        Ok(Some(value)) => Ok((value, released)),
         Ok(None) => Err(lock.error(Cause::Lost(None))),
         Err(panic) => resume_unwind(panic),
     }

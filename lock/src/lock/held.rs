@@ -127,6 +127,36 @@ impl Phase {
     const ALL: [Self; 5] = [Self::Held, Self::Releasing, Self::Released, Self::Lost, Self::LostInPart];
 }
 
+impl Locks {
+    /// Leaves the work of a refused acquire to the [holder](Error::holder) that the refusal has named, whose release
+    /// then [says so](Lock::release_coalescing). Returns `true` if the holder runs once more after its present run. Returns `false`
+    /// if it has released or lost the key meanwhile: acquire again. One request, or two if others ask at the same time; IAM action
+    /// `dynamodb:UpdateItem`.
+    ///
+    /// Suppose that a search index is rebuilt after each change, by one invocation at a time, and that a change comes in while
+    /// one runs. It may have read its input already. If you skip the change, the index misses it until the next one.
+    /// [`LockLayer::coalesce`](crate::LockLayer::coalesce) does all this for a handler, and
+    /// [`release_coalescing`](Lock::release_coalescing) has the whole loop.
+    ///
+    /// All holders of the key must release it so: a plain release, the release of [several keys](Self::acquire_all) and the
+    /// completion of a record do not look, and the work that was left would be lost. If the holder crashes, or an operator frees
+    /// its key, its retry has to run the work.
+    ///
+    /// Returns `false`, too, for a permit, for a record of another library, and for a key that only a
+    /// [minimum hold](crate::Acquire::min_hold) keeps: they have nobody who would run once more.
+    #[doc(alias = "debounce", alias = "dirty flag", alias = "rerun")]
+    pub async fn coalesce(&self, key: impl Into<String>, seen: &Holder) -> Result<bool, Error> {
+        let key = key.into();
+        self.check_key(&key)?;
+        if !self.0.enabled {
+            return Ok(false);
+        }
+        let is_left = self.0.table.ask(&key, seen, self.0.clock.now()).await?;
+        tracing::debug!(key = self.0.table.place().printable_key(&key), is_left, "left to the holder");
+        Ok(is_left)
+    }
+}
+
 impl Lock {
     pub(super) fn new(
         locks: Locks,
@@ -485,12 +515,63 @@ impl Lock {
     /// fails.
     #[doc(alias = "unlock")]
     pub async fn release(&self) -> Result<(), Error> {
-        self.release_unless_completed().await.map(drop)
+        self.hold.release(false).await.map(drop)
+    }
+
+    /// Releases the lock as [`release`](Self::release) does, and returns `true` if an acquire that was refused has
+    /// [left its work](crate::Locks::coalesce) to this holder. Then acquire the key again and run once more: however many acquires
+    /// have left their work, one more run is enough, because it begins after all of them. One request; IAM action
+    /// `dynamodb:UpdateItem`.
+    ///
+    /// If the acquire that follows is refused, another holder has begun since, and its run is the one more. After an error that
+    /// is not [lost](Error::is_lost), nobody knows whether work was left: repeat the release, or fail so that you are retried.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let mut has_run = false;
+    /// for _ in 0..10 {
+    ///     let refusal = match locks.acquire("search-index").await {
+    ///         Ok(lock) => {
+    ///             rebuild_the_index().await;
+    ///             has_run = true;
+    ///             if lock.release_coalescing().await? {
+    ///                 continue;
+    ///             }
+    ///             return Ok(());
+    ///         }
+    ///         Err(refusal) => refusal,
+    ///     };
+    ///     match refusal.holder() {
+    ///         // Another holder has begun since, and does what was left to this one.
+    ///         Some(_) if has_run => return Ok(()),
+    ///         // The holder runs once more when it is done.
+    ///         Some(holder) if locks.coalesce("search-index", holder).await? => return Ok(()),
+    ///         // The holder has gone meanwhile.
+    ///         Some(_) => continue,
+    ///         None => return Err(refusal),
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # async fn rebuild_the_index() {}
+    /// ```
+    ///
+    /// An error that [`is_lost`](Error::is_lost) does not say whether work was left: acquire again, as if it was. A lock that was
+    /// released before, or is not [enforced](Self::is_enforced), has been left no work, and neither has a permit. A lock of several
+    /// keys cannot know: this is an error of kind [`Invalid`](crate::ErrorKind::Invalid), and the lock stays held.
+    pub async fn release_coalescing(&self) -> Result<bool, Error> {
+        self.hold.acquisition.kind().check_one_key("coalescing")?;
+        let released = self.hold.release(true).await?;
+        Ok(matches!(released, Released::Freed { is_asked: true }))
     }
 
     /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
     pub(crate) async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
-        self.hold.release_unless_completed().await
+        match self.hold.release(false).await? {
+            Released::Completed(record) => Ok(Some(record)),
+            Released::Freed { .. } | Released::NoTrace => Ok(None),
+        }
     }
 
     /// Returns the `ConditionCheck` "this lock is still held" for your own `TransactWriteItems`, so that your write only
@@ -636,12 +717,13 @@ impl Holding {
         }
     }
 
-    /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
-    async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
+    /// Releases the lock. With `coalesces`, the answer says whether work was left to this holder.
+    async fn release(&self, coalesces: bool) -> Result<Released, Error> {
+        const NOTHING_LEFT: Released = Released::Freed { is_asked: false };
         let from = [Phase::Held, Phase::LostInPart, Phase::Releasing];
         let of_request = |state: &mut State| (state.new_data.clone(), state.continuation.next_sequence());
         let (data, sequence) = match self.enter_with(&from, Phase::Releasing, of_request) {
-            Err(Phase::Released) => return Ok(None),
+            Err(Phase::Released) => return Ok(NOTHING_LEFT),
             Err(_) => return Err(self.error(Cause::Lost(None))),
             Ok(taken) => taken,
         };
@@ -649,10 +731,10 @@ impl Holding {
         if !self.is_enforced() {
             checked?;
             self.enter(Phase::Released);
-            return Ok(None);
+            return Ok(NOTHING_LEFT);
         }
         checked.inspect_err(|error| self.telemetry.release_failed(error))?;
-        let answer = self.send_release(sequence, data.as_ref()).instrument(self.span().clone()).await;
+        let answer = self.send_release(sequence, data.as_ref(), coalesces).instrument(self.span().clone()).await;
         match &answer {
             Ok(_) => self.enter(Phase::Released),
             Err(error) if error.is_lost() => self.enter(Phase::Lost),
@@ -661,25 +743,24 @@ impl Holding {
         answer
     }
 
-    /// Sends the release. Returns the record if this owner had completed it.
-    async fn send_release(&self, sequence: u64, data: Option<&Data>) -> Result<Option<Box<Holder>>, Error> {
+    /// Sends the release.
+    async fn send_release(&self, sequence: u64, data: Option<&Data>, coalesces: bool) -> Result<Released, Error> {
         let (table, now) = (&self.locks.0.table, self.now());
         let State { continuation: Continuation { hold_until, .. }, lease, .. } = *self.state();
         let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time, is_before_known: true };
         let number = self.release_number();
-        let release = Release { number, sequence, now, hold_until, hold: Some(hold), data };
+        let release = Release { number, sequence, now, hold_until, hold: Some(hold), data, coalesces };
         let answer = match table.release(&self.acquisition, &release).await {
-            Ok(Released::Freed) => Ok(None),
-            Ok(Released::Completed(record)) => Ok(Some(record)),
             // Nothing replaces what is held before the lease has ended, so the release was applied.
-            Ok(Released::NoTrace) if !lease.deadline.has_passed(self.now()) => Ok(None),
+            Ok(Released::NoTrace) if !lease.deadline.has_passed(self.now()) => Ok(Released::NoTrace),
             Ok(Released::NoTrace) => Err(self.error(Cause::Lost(None))),
-            Err(error) => Err(error),
+            answer => answer,
         };
         match &answer {
-            Ok(completed) => {
-                let outcome = if completed.is_some() { "completed" } else { "released" };
-                if completed.is_some() {
+            Ok(released) => {
+                let is_completed = matches!(released, Released::Completed(_));
+                let outcome = if is_completed { "completed" } else { "released" };
+                if is_completed {
                     self.telemetry.committed();
                 }
                 self.telemetry.released(outcome, Some((now, self.now())));
@@ -785,7 +866,7 @@ impl Held for Holding {
                 }
             }
             self.clear_min_hold();
-            self.release_unless_completed().await.map(drop)
+            self.release(false).await.map(drop)
         })
     }
 
@@ -845,7 +926,7 @@ impl Drop for Lock {
         let data = data.filter(|data| hold.acquisition.kind().check_data(data).is_ok());
         let released = Arc::clone(hold);
         in_background(&hold.locks, self.shown_key().to_owned(), hold.span().clone(), async move {
-            released.send_release(sequence, data.as_ref()).await.map(drop)
+            released.send_release(sequence, data.as_ref(), false).await.map(drop)
         });
     }
 }

@@ -7,6 +7,7 @@ mod complete;
 mod held;
 mod identity;
 mod locks;
+mod rate;
 mod register;
 mod running;
 mod semaphore;
@@ -16,13 +17,14 @@ mod wait;
 
 pub use acquire::Acquire;
 #[cfg(feature = "lambda")]
-pub(crate) use acquire::hold;
+pub(crate) use acquire::hold_until;
 pub(crate) use acquire::{AroundPause, in_time_to_answer, until_overrun};
 pub use attempt::{Attempt, Turn};
 #[cfg(feature = "model")]
 pub(crate) use held::Continuation;
 pub use held::Lock;
 pub use locks::{Locks, LocksBuilder};
+pub use rate::Rate;
 pub use semaphore::Semaphore;
 pub(crate) use telemetry::{log_refusal, record_refusal};
 pub use ticket::Ticket;

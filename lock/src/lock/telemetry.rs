@@ -166,6 +166,14 @@ impl Drop for AcquireSpan {
     }
 }
 
+/// Records a call that a rate let pass after this time.
+pub(super) fn record_call(waits: Duration) {
+    metrics::count(metrics::ACQUIRED);
+    if !waits.is_zero() {
+        metrics::time(metrics::WAIT_TIME, waits);
+    }
+}
+
 /// Records a refused acquire, or one that failed before a request was sent.
 pub(crate) fn record_refusal(error: &Error) {
     match error.kind() {

@@ -203,9 +203,9 @@ impl Ticket {
         table.renew_ticket(&acquisition, self.handover(now, table.clock_skew), lease).await
     }
 
-    pub(crate) async fn release(&self, table: &Table, now: Moment) -> Result<(), Error> {
+    pub(crate) async fn release(&self, table: &Table, now: Moment, coalesces: bool) -> Result<bool, Error> {
         let (acquired_at, handover) = (time_of_acquire(self.acquired_at, now), self.handover(now, table.clock_skew));
-        table.release_ticket(&self.acquisition(), handover, acquired_at, self.hold_until(now)).await
+        table.release_ticket(&self.acquisition(), handover, acquired_at, self.hold_until(now), coalesces).await
     }
 
     pub(crate) fn continuation(&self, now: Moment) -> Continuation {
@@ -400,7 +400,26 @@ impl Locks {
     /// [`TicketUsed`](crate::ErrorKind::TicketUsed) if the lock was resumed, because the work of that process may still run.
     /// Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
-        let released = self.send_release(ticket).await;
+        self.release_by(ticket, false).await.map(drop)
+    }
+
+    /// Releases the ticket's lock as [`release_ticket`](Self::release_ticket) does, and returns `true` if an acquire that was
+    /// refused has [left its work](Self::coalesce) to the holder. Then the workflow begins again:
+    /// [`Lock::release_coalescing`] says how. One request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks, Ticket};
+    /// # async fn last_step(locks: Locks, ticket: Ticket) -> Result<&'static str, Error> {
+    /// // A Choice state takes the workflow back to its first step.
+    /// Ok(if locks.release_ticket_coalescing(&ticket).await? { "again" } else { "done" })
+    /// # }
+    /// ```
+    pub async fn release_ticket_coalescing(&self, ticket: &Ticket) -> Result<bool, Error> {
+        self.release_by(ticket, true).await
+    }
+
+    async fn release_by(&self, ticket: &Ticket, coalesces: bool) -> Result<bool, Error> {
+        let released = self.send_release(ticket, coalesces).await;
         record_ticket("released", &released);
         released
     }
@@ -426,16 +445,16 @@ impl Locks {
         }
     }
 
-    async fn send_release(&self, ticket: &Ticket) -> Result<(), Error> {
+    async fn send_release(&self, ticket: &Ticket, coalesces: bool) -> Result<bool, Error> {
         self.check_ticket(ticket)?;
         if !self.is_enforced(ticket) {
-            return Ok(());
+            return Ok(false);
         }
         let (table, now) = (&self.0.table, self.0.clock.now());
-        ticket.release(table, now).instrument(self.ticket_span("release", ticket)).await?;
+        let is_asked = ticket.release(table, now, coalesces).instrument(self.ticket_span("release", ticket)).await?;
         metrics::count(metrics::RELEASED);
         metrics::time(metrics::HOLD_TIME, now.wall.saturating_sub(time_of_acquire(ticket.acquired_at, now)));
-        Ok(())
+        Ok(is_asked)
     }
 
     fn printable_key(&self, ticket: &Ticket) -> String {

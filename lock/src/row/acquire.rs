@@ -10,7 +10,7 @@ use super::table::{Item, Table};
 use super::write::{Answer, Refused, Write};
 use crate::clock::{Moment, micros};
 use crate::error::{Cause, Error};
-use crate::holder::{Data, Holder};
+use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::MAX_PERMITS;
 
 impl Acquisition {
@@ -130,9 +130,9 @@ impl Acquisition {
         for (key, row) in refused.into_each(claim.now) {
             let row = row.map_err(|why| self.unreadable(why, table, &key))?;
             let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
-            if row.is_semaphore() {
+            if row.kind != HolderKind::Key {
                 let not = if self.kind.is_record() { "a record of idempotency" } else { "a lock" };
-                return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, table.place(), &key));
+                return Err(Error::new(Cause::WrongKind { is: row.kind_name(), not }, table.place(), &key));
             }
             self.numbers.see(row.fence);
             self.numbers.see(row.withdrawn);
@@ -201,7 +201,7 @@ impl Acquisition {
         };
         let key = self.key().to_owned();
         if !row.is_semaphore() {
-            let cause = Cause::WrongKind { is: "a lock or a record of idempotency", not: "a semaphore" };
+            let cause = Cause::WrongKind { is: row.kind_name(), not: "a semaphore" };
             return Err(Error::new(cause, table.place(), &key));
         }
         self.numbers.see(row.withdrawn);

@@ -4,13 +4,13 @@ use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::expression::{Attribute as _, Condition, any};
 use super::kind::Acquisition;
-use super::names::MAX_SEQUENCE;
-use super::place::{Hold, Release, number_of_release};
+use super::names::{MAX_FENCE, MAX_SEQUENCE};
+use super::place::{Hold, Release, ask, number_of_release};
 use super::table::Table;
 use super::write::{Answer, Write};
-use crate::clock::{Lease, Moment};
+use crate::clock::{Lease, Moment, micros};
 use crate::error::{Cause, Error};
-use crate::holder::{Data, Holder};
+use crate::holder::{Data, Holder, HolderKind};
 
 /// How often a request looks again at a row that changed meanwhile.
 pub(super) const TRIES: u32 = 3;
@@ -29,7 +29,8 @@ pub(crate) enum Renewed {
 /// The effect of a release.
 #[derive(Debug)]
 pub(crate) enum Released {
-    Freed,
+    /// With whether the holder was asked to run once more, if the release asked for that.
+    Freed { is_asked: bool },
     /// This owner had completed the record, in a request or a transaction whose answer was lost.
     Completed(Box<Holder>),
     /// The permit is gone after an earlier attempt, also of an earlier call, that was not answered. Either that attempt was
@@ -46,6 +47,8 @@ pub(super) struct Releasing<'a> {
     release: Release<'a>,
     /// The keys that the owner does not hold.
     others: Vec<(String, Option<Holder>)>,
+    /// The holder was asked to run once more, as the row shows that it had before the release.
+    pub(super) is_asked: bool,
     unreadable: Option<Error>,
 }
 
@@ -55,7 +58,15 @@ impl<'a> Releasing<'a> {
     }
 
     fn some(acquisition: &Acquisition, keys: Vec<String>, own: u64, release: Release<'a>) -> Self {
-        Self { acquisition: acquisition.clone(), keys, own, release, others: Vec::new(), unreadable: None }
+        Self {
+            acquisition: acquisition.clone(),
+            keys,
+            own,
+            release,
+            others: Vec::new(),
+            is_asked: false,
+            unreadable: None,
+        }
     }
 
     /// Returns the next request, or `None` after the last one.
@@ -72,7 +83,14 @@ impl<'a> Releasing<'a> {
     /// Takes note of the answer. Of several keys, those that the owner holds are released alone.
     pub(super) fn on(&mut self, table: &Table, answer: Answer) {
         self.keys.clear();
-        let Answer::Refused(refused) = answer else { return };
+        let refused = match answer {
+            Answer::Refused(refused) => refused,
+            Answer::Applied(before) => {
+                let before = self.release.coalesces.then(|| Holder::read(before, self.release.now).ok()).flatten();
+                self.is_asked = before.is_some_and(|row| row.was_asked(self.own));
+                return;
+            }
+        };
         self.keys.clone_from(&refused.willing);
         for (key, row) in refused.into_each(self.release.now) {
             match row {
@@ -83,14 +101,18 @@ impl<'a> Releasing<'a> {
                     self.release.number = 0;
                     self.keys.push(key);
                 }
-                Ok(row) => self.others.push((key, row)),
+                Ok(row) => {
+                    // This owner had released it. Its last number is still there, unless a later holder was asked.
+                    self.is_asked |= row.as_ref().is_some_and(|row| row.was_asked(self.own));
+                    self.others.push((key, row));
+                }
                 // It does not keep the other keys.
                 Err(why) => self.unreadable = Some(why.into_error(table.place(), &key)),
             }
         }
     }
 
-    /// Returns the keys that the owner does not hold, with their rows.
+    /// Returns the keys that the owner does not hold, with their rows, or the error of a row that cannot be read.
     pub(super) fn ended(self) -> Result<Vec<(String, Option<Holder>)>, Error> {
         self.unreadable.map_or(Ok(self.others), Err)
     }
@@ -217,7 +239,7 @@ impl Withdrawing {
 impl Acquisition {
     /// Returns `true` if the row is one of this kind.
     fn is_of_kind(&self, row: &Holder) -> bool {
-        row.is_semaphore() == self.kind.permits.is_some()
+        row.kind == if self.kind.permits.is_some() { HolderKind::Semaphore } else { HolderKind::Key }
     }
 
     /// Returns this owner's place in the row: that of the key, or its permit.
@@ -252,9 +274,10 @@ impl Acquisition {
         &self,
         table: &Table,
         others: Vec<(String, Option<Holder>)>,
+        is_asked: bool,
         release: &Release<'_>,
     ) -> Result<Released, Error> {
-        let (mut released, mut lost) = (Released::Freed, Vec::new());
+        let (mut released, mut lost) = (Released::Freed { is_asked }, Vec::new());
         for (key, row) in others {
             match row {
                 Some(row) if self.is_released_in(&row, release.number) => {
@@ -313,21 +336,46 @@ impl Table {
     /// Frees all keys that this owner holds, and keeps their rows. One request; a second one if some of several keys were
     /// lost, which the error names.
     pub(crate) async fn release(&self, acquisition: &Acquisition, release: &Release<'_>) -> Result<Released, Error> {
-        let others = self.send_releases(Releasing::all(acquisition, *release)).await?;
-        acquisition.released(self, others, release)
+        let (others, is_asked) = self.send_releases(Releasing::all(acquisition, *release)).await?;
+        acquisition.released(self, others, is_asked, release)
     }
 
-    /// Sends the requests of a release. Returns the keys that this owner does not hold, with their rows.
+    /// Sends the requests of a release. Returns the keys that this owner does not hold, with their rows, and whether the holder
+    /// was asked to run once more.
     pub(super) async fn send_releases(
         &self,
         mut releasing: Releasing<'_>,
-    ) -> Result<Vec<(String, Option<Holder>)>, Error> {
+    ) -> Result<(Vec<(String, Option<Holder>)>, bool), Error> {
         let attempts = releasing.acquisition.release_attempts.clone();
         while let Some(request) = releasing.request(self) {
             let answer = self.write(request, attempts.as_ref()).await?;
             releasing.on(self, answer);
         }
-        releasing.ended()
+        let is_asked = releasing.is_asked;
+        Ok((releasing.ended()?, is_asked))
+    }
+
+    /// Asks the holder that was `seen` to run once more. Returns `false` if it does not have the key any more, or is not known.
+    /// One request, or two if others have asked at the same time.
+    ///
+    /// The one that asks has been refused and does not come back. An attempt of it that arrives once more could take the key when
+    /// it is free, and nobody would run. So the attempts that it has sent, up to now, are given up.
+    pub(crate) async fn ask(&self, key: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
+        let (Some(owner), Some(number)) = (seen.owner.as_deref(), seen.number) else { return Ok(false) };
+        if seen.kind != HolderKind::Key || seen.is_released() {
+            return Ok(false);
+        }
+        // Its numbers come from its clock, which may have been ahead of this reading, and from what it has seen in the row.
+        let clock = micros(now.wall).max((seen.now + 1).saturating_mul(1000));
+        let last = clock.max(seen.withdrawn.max(Some(number)).unwrap_or_default() + 1).min(MAX_FENCE);
+        let Answer::Refused(refused) = self.write(ask(key, owner, number, Some(last), now), None).await? else {
+            return Ok(true);
+        };
+        // Others have given up later attempts.
+        if refused.into_row(self, now)?.is_none_or(|row| row.withdrawn < Some(last)) {
+            return Ok(false);
+        }
+        Ok(matches!(self.write(ask(key, owner, number, None, now), None).await?, Answer::Applied(_)))
     }
 
     /// Sends the requests of a withdrawal. One, or two; up to six if others change the row.
@@ -383,7 +431,7 @@ impl Acquisition {
     fn end_of(&self, now: Moment) -> Release<'static> {
         // A permit's attempts were given up before.
         let number = if self.kind.permits.is_some() { 0 } else { self.release_number(now) };
-        Release { number, sequence: MAX_SEQUENCE, now, hold_until: None, hold: None, data: None }
+        Release { number, sequence: MAX_SEQUENCE, now, hold_until: None, hold: None, data: None, coalesces: false }
     }
 
     /// Returns the number with which this owner holds the key or the permit of this row, if an attempt up to `last` took it.

@@ -13,6 +13,7 @@
 //! | `script` | the requests and answers without a network, for the model |
 //! | `kind`, `claim`; `record_claim` and `record` for idempotency | what is claimed |
 //! | `acquire`, `hold`, `ticket` | the requests of an owner, and what their answers say |
+//! | `rate` | the requests of a call, and what their answers say |
 //! | `join`, `reserve`, `free`, `expired`, `probe` | the requests of waiters, operators and checks |
 //!
 //! The times of a lock's row, by the clock of each reader:
@@ -43,6 +44,7 @@ mod names;
 mod owner;
 mod place;
 mod probe;
+mod rate;
 mod read;
 mod record;
 mod record_claim;
@@ -63,6 +65,7 @@ pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
 pub(crate) use owner::owner_of;
 pub(crate) use place::{Hold, Release};
 pub(crate) use probe::{PROBE_KEY, probe_key};
+pub(crate) use rate::Pace;
 pub(crate) use read::{Cursor, Page};
 pub(crate) use record::{Completed, Outcome};
 pub(crate) use record_claim::RecordClaim;

@@ -1,7 +1,7 @@
 //! The names of a row's attributes, and their fixed values.
 
 pub(crate) const DEFAULT_PARTITION_KEY: &str = "id";
-/// [`IN_PROGRESS`], [`COMPLETED`] or [`SEMAPHORE`].
+/// [`IN_PROGRESS`], [`COMPLETED`], [`SEMAPHORE`] or [`RATE`].
 pub(super) const STATUS: &str = "status";
 /// The end of the lease, in milliseconds since the epoch.
 pub(super) const LEASE_END: &str = "in_progress_expiration";
@@ -15,6 +15,8 @@ pub(super) const RELEASED: &str = "released";
 /// How many requests the owner had sent with its last renewal or release: 0 after the acquire. A request that arrives after one
 /// with a larger sequence is late, and is refused.
 pub(super) const SEQUENCE: &str = "sequence";
+/// The number of the acquisition whose holder was asked to run once more. Under any other number, it says nothing.
+pub(super) const ASKED: &str = "asked";
 /// Attempts with numbers up to this one were given up: their acquires have ended.
 pub(super) const WITHDRAWN: &str = "withdrawn";
 /// The nonce of the last resumption by a ticket. A resumption whose answer was lost recognises itself by it.
@@ -46,6 +48,8 @@ pub(super) const RESERVED_UNTIL: &str = "reserved_until";
 /// The owner of the waiter for several keys that has reserved this one.
 pub(super) const RESERVED_BY: &str = "reserved_by";
 
+/// When the next call of a rate is due if calls come evenly, in microseconds since the epoch.
+pub(super) const DUE: &str = "due";
 /// The number of permits in the row of a semaphore.
 pub(super) const PERMITS: &str = "permits";
 /// When the key or a permit was last freed, in milliseconds since the epoch. Waiters leave it to those ahead for a moment.
@@ -76,7 +80,7 @@ pub(super) mod permit {
     pub(crate) const NONCE: &str = "nonce";
 }
 
-const RESERVED: [&str; 24] = [
+const RESERVED: [&str; 26] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -101,14 +105,18 @@ const RESERVED: [&str; 24] = [
     RESERVED_BY,
     PERMITS,
     FREED_AT,
+    DUE,
+    ASKED,
 ];
 
 pub(super) const IN_PROGRESS: &str = "INPROGRESS";
 pub(super) const COMPLETED: &str = "COMPLETED";
 pub(super) const SEMAPHORE: &str = "SEMAPHORE";
+pub(super) const RATE: &str = "RATE";
 
 /// The largest time in a row: the end of the year 9999, in milliseconds.
 pub(super) const LATEST: u64 = 253_402_300_799_999;
+pub(super) const LATEST_MICROS: u64 = LATEST * 1000;
 /// The end of a lease that a release has ended. Powertools may take 0 for none.
 pub(super) const ENDED: u64 = 1;
 /// The largest number of an attempt, and the largest fence.

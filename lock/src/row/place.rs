@@ -29,7 +29,7 @@ use super::expression::{
     Attribute as _, Condition, Path, To, Update, all, any, count, hold_time, not, number, string, text, value,
 };
 use super::names::{
-    ACQUIRED_AT, COMPLETED, ENDED, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
+    ACQUIRED_AT, ASKED, COMPLETED, ENDED, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
     IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, RELEASED, RESERVED_BY,
     RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN, permit,
 };
@@ -83,6 +83,8 @@ pub(crate) struct Release<'a> {
     /// What the hold time for waiters follows from, if the hold is known.
     pub(crate) hold: Option<Hold>,
     pub(crate) data: Option<&'a Data>,
+    /// The answer says whether the holder was asked to run once more.
+    pub(crate) coalesces: bool,
 }
 
 /// A hold that ends with a release.
@@ -199,6 +201,13 @@ impl<'a> Place<'a> {
                 .remove(self.at(Field::Sequence))
                 .remove(self.at(Field::Resumed));
         }
+        let number = || count("seen", seen.number.unwrap_or_default());
+        // The work that was left to the earlier acquire is left to this one.
+        let update = if seen.number.is_some_and(|number| seen.was_asked(number)) {
+            update.set(ASKED, count("number", attempt))
+        } else {
+            update.when(not(ASKED.is(number())))
+        };
         update
             .when(OWNER.is(value("seen_owner", string(seen_owner))))
             .when(STATUS.is(text("in_progress", IN_PROGRESS)))
@@ -238,7 +247,7 @@ impl<'a> Place<'a> {
             let is_free = if let Some(is_served) = is_not_passed(rank) { is_free.and(is_served) } else { is_free };
             let update = update
                 .when(any([self.table.partition_key_path().missing(), is_free]))
-                .set(PERMITS, To::Next(PERMITS.into(), count("zero", 0_u8)));
+                .set(PERMITS, To::next(PERMITS, count("zero", 0_u8)));
             return served(update, rank);
         }
         let mut update = serve(update, rank)
@@ -263,7 +272,7 @@ impl<'a> Place<'a> {
     /// Counts one more acquisition of a semaphore. A map in the same update cannot refer to the count, so that the fence of
     /// the permit stands beside it. The fence of a new row starts at the clock, so that a deletion does not set it back.
     fn counted(self, update: Update<'a>, claim: &Claim<'_>) -> Update<'a> {
-        let next = || To::Next(FENCE.into(), count("now_micros", micros(claim.now.wall)));
+        let next = || To::next(FENCE, count("now_micros", micros(claim.now.wall)));
         update.set(FENCE, next()).set(self.permit_fence(), next())
     }
 
@@ -315,7 +324,7 @@ impl<'a> Place<'a> {
     /// Frees the place, or keeps it until the end of its minimum hold. A release that is repeated after it was applied replaces
     /// the data and the minimum hold of the one before.
     pub(super) fn release(self, own: u64, release: &Release<'_>) -> Update<'a> {
-        let Release { number, sequence, now, hold_until, hold, data } = *release;
+        let Release { number, sequence, now, hold_until, hold, data, coalesces } = *release;
         let last = || count("number", if self.is_permit { number_of_release(own) } else { number });
         let is_released = all([self.at(Field::Number).is(last()), self.at(Field::Released).is(last())]);
         let hold_end = hold_until.filter(|end| *end > now.wall);
@@ -326,6 +335,7 @@ impl<'a> Place<'a> {
             .set(FREED_AT, count("now", now.millis()))
             .set_data(data);
         let update = with_hold(update, hold, hold_end.unwrap_or(now.wall));
+        let update = if coalesces { update.returning(ReturnValue::AllOld) } else { update };
         if !self.is_permit {
             let kept_until = self.table.kept_after(hold_end.unwrap_or(now.wall));
             return end_acquisition(update, number)
@@ -409,6 +419,23 @@ impl<'a> Place<'a> {
             .set(LEASE_END, count("lease_end", ENDED))
             .set(EXPIRATION, count("expiration", seconds_up(self.table.kept_after(now.wall))))
     }
+}
+
+/// Asks the holder with this number to run once more. Its release changes the number, so it has not released the key yet. Gives up
+/// the attempts of the one that asks, up to `last`, if that has to be done.
+pub(super) fn ask<'a>(key: &'a str, owner: &'a str, number: u64, last: Option<u64>, now: Moment) -> Update<'a> {
+    let update = Update::new(key).set(ASKED, count("asked", number));
+    let update = match last {
+        Some(last) => {
+            update.when(not(WITHDRAWN.at_least(count("withdrawn", last)))).set(WITHDRAWN, count("withdrawn", last))
+        }
+        None => update,
+    };
+    update
+        .when(STATUS.is(text("in_progress", IN_PROGRESS)))
+        .when(OWNER.is(text("seen_owner", owner)))
+        .when(FENCE.is(count("asked", number)))
+        .when(LEASE_END.above(count("now", now.millis())))
 }
 
 /// Returns the number of the release of a permit that counts until the end of its minimum hold.

@@ -11,13 +11,14 @@ use futures_util::future::join_all;
 pub(super) use super::attribute::{number_at, string_at};
 use super::expression::{Attribute as _, Condition, Path, Rendered, all, any, text};
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
-    IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, PERMITS, RELEASED, RESERVED_BY,
-    RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION, WITHDRAWN,
+    ACQUIRED_AT, ASKED, COMPLETED, DATA, DUE, ERROR, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD,
+    HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST, LATEST_MICROS, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER,
+    PERMITS, RATE, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL,
+    VALIDATION, WITHDRAWN,
 };
 use super::semaphore::permits;
 use super::table::{Item, Table, in_time};
-use crate::clock::Moment;
+use crate::clock::{Moment, millis_up};
 use crate::error::{Cause, Error, ErrorKind, Place};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
@@ -59,6 +60,9 @@ impl Holder {
         if is_semaphore(&item) {
             return Self::read_semaphore(item, now);
         }
+        if has_status(&item, RATE) {
+            return Self::read_rate(&item, now);
+        }
         let lease_end = number_at(&item, LEASE_END, LATEST)?;
         let acquired_at = number_at(&item, ACQUIRED_AT, LATEST)?;
         let expiration = number_at(&item, EXPIRATION, LATEST / 1000)?.map(|seconds| seconds * 1000);
@@ -67,7 +71,7 @@ impl Holder {
             Some(COMPLETED) => (true, expiration),
             Some(other) => {
                 let other: String = other.chars().take(40).collect();
-                return Err(format!("`{STATUS}` is `{other}`, not {IN_PROGRESS}, {COMPLETED} or {SEMAPHORE}"));
+                return Err(format!("`{STATUS}` is `{other}`, not {IN_PROGRESS}, {COMPLETED}, {SEMAPHORE} or {RATE}"));
             }
             None => return Err(format!("`{STATUS}` is missing")),
         };
@@ -78,6 +82,8 @@ impl Holder {
             owner: string_at(&mut item, OWNER)?,
             // An acquire does not write it, so a row that it took from another program can have any value.
             released: number_at(&item, RELEASED, MAX_FENCE).unwrap_or_default(),
+            // Another program wrote a value that is not a number. It asks for nothing.
+            asked: number_at(&item, ASKED, MAX_FENCE).unwrap_or_default(),
             withdrawn: withdrawn(&item)?,
             freed_at: number_at(&item, FREED_AT, LATEST).unwrap_or_default(),
             // Another program wrote a value that is not a number.
@@ -99,6 +105,12 @@ impl Holder {
             data: item.remove(DATA).map(Data),
             ..Self::unknown(HolderKind::Key, now)
         })
+    }
+
+    fn read_rate(item: &Item, now: u64) -> Result<Self, String> {
+        let due = number_at(item, DUE, LATEST_MICROS)?.ok_or_else(|| format!("`{DUE}` is missing"))?;
+        let until = millis_up(Duration::from_micros(due));
+        Ok(Self { number: Some(due), until, ..Self::unknown(HolderKind::Rate, now) })
     }
 
     fn read_semaphore(mut item: Item, now: u64) -> Result<Self, String> {
@@ -138,6 +150,7 @@ impl Table {
                 is_status("in_progress", IN_PROGRESS),
                 is_status("completed", COMPLETED),
                 is_status("semaphore", SEMAPHORE),
+                is_status("rate", RATE),
             ]),
             any([LEASE_END.exists(), EXPIRATION.exists()]),
         ]);
@@ -171,6 +184,7 @@ impl Table {
             HEAD,
             TAIL_UNTIL,
             HOLD,
+            DUE,
         ];
         let attributes = filter.list([self.partition_key_path()].into_iter().chain(attributes.map(Path::from)));
         let output = self.scan_page(after, attributes, filter, true).await?;
@@ -277,11 +291,16 @@ pub(super) fn is_written_by_locks() -> Condition<'static> {
     any([
         all([any([is_status("in_progress", IN_PROGRESS), is_status("completed", COMPLETED)]), LEASE_END.exists()]),
         all([is_status("semaphore", SEMAPHORE), PERMITS.exists()]),
+        all([is_status("rate", RATE), DUE.exists()]),
     ])
 }
 
 fn is_semaphore(item: &Item) -> bool {
-    matches!(item.get(STATUS), Some(AttributeValue::S(status)) if status == SEMAPHORE)
+    has_status(item, SEMAPHORE)
+}
+
+fn has_status(item: &Item, expected: &str) -> bool {
+    matches!(item.get(STATUS), Some(AttributeValue::S(status)) if status == expected)
 }
 
 /// Returns the number up to which attempts were given up. What is no number gives up nothing.

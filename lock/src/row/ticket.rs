@@ -113,27 +113,29 @@ impl Table {
         Err(acquisition.error(Cause::Conflict, self))
     }
 
-    /// Frees the key if the ticket was not used. One request. Succeeds if this ticket has released the key before.
+    /// Frees the key if the ticket was not used. Returns whether the holder was asked to run once more, if that is wanted. One
+    /// request. Succeeds if this ticket has released the key before.
     pub(crate) async fn release_ticket(
         &self,
         acquisition: &Acquisition,
         ticket: Handover,
         since: Duration,
         hold_until: Option<Duration>,
-    ) -> Result<(), Error> {
+        coalesces: bool,
+    ) -> Result<bool, Error> {
         let (number, sequence, now) = (ticket.release, ticket.next_sequence(), ticket.now);
         // The hold time of the row is unknown here, and stays if it has one.
         let hold = Some(Hold { since, before: None, is_before_known: false });
-        let release = Release { number, sequence, now, hold_until, hold, data: None };
-        let others = self.send_releases(Releasing::all(acquisition, release)).await?;
-        let Some((_, row)) = others.into_iter().next() else { return Ok(()) };
+        let release = Release { number, sequence, now, hold_until, hold, data: None, coalesces };
+        let (others, is_asked) = self.send_releases(Releasing::all(acquisition, release)).await?;
+        let Some((_, row)) = others.into_iter().next() else { return Ok(is_asked) };
         let is_released = if acquisition.is_gone_from(row.as_ref()) {
             // Nothing replaces a permit before its lease has ended, and nothing of a released one stays in the row.
             !ticket.has_expired()
         } else {
             row.as_ref().is_some_and(|row| acquisition.is_released_in(row, number))
         };
-        if is_released { Ok(()) } else { Err(self.ticket_refused(acquisition, ticket, row)) }
+        if is_released { Ok(is_asked) } else { Err(self.ticket_refused(acquisition, ticket, row)) }
     }
 
     /// Returns why this row refused a request of the ticket.

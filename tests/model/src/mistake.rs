@@ -51,6 +51,12 @@ pub enum Mistake {
     FreeingWithoutNumbers,
     /// An operator frees what is no longer as it was seen.
     FreeingUnread,
+    /// The work is left to a holder that has gone.
+    AskedUnread,
+    /// A client that was skipped does not give up its attempts.
+    AskedWithoutNumbers,
+    /// The wrong number is asked.
+    AskedAnother,
 }
 
 impl Mistake {
@@ -129,6 +135,19 @@ impl Mistake {
             (Self::FreeingSetsBack, "free") => {
                 ignore(condition, &["withdrawn"], Comparison::Greater);
                 for (_, operand) in update.set.iter_mut().filter(|(path, _)| path.name() == "withdrawn") {
+                    *operand = Operand::number(1);
+                }
+            }
+            (Self::AskedUnread, "ask") => {
+                ignore(condition, &["owner", "fence"], Comparison::Equal);
+                ignore(condition, &["in_progress_expiration"], Comparison::Greater);
+            }
+            (Self::AskedWithoutNumbers, "ask") => {
+                ignore(condition, &["withdrawn"], Comparison::GreaterOrEqual);
+                update.set.retain(|(path, _)| path.name() != "withdrawn");
+            }
+            (Self::AskedAnother, "ask") => {
+                for (_, operand) in update.set.iter_mut().filter(|(path, _)| path.name() == "asked") {
                     *operand = Operand::number(1);
                 }
             }

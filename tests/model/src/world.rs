@@ -41,6 +41,8 @@ pub enum Subject {
     Permits(u32, u32),
     /// The same, by one identity.
     PermitsOfIdentity(u32, u32),
+    /// A key. A client that is refused leaves its work to the holder, which runs once more.
+    Coalesced,
 }
 
 /// What the table has before.
@@ -126,6 +128,8 @@ pub(crate) struct State {
     taken_until: u32,
     /// When the key was released last.
     released: u32,
+    /// The numbers of the holders that have ended without a further run.
+    done: BTreeSet<u64>,
     broken: Option<&'static str>,
 }
 
@@ -143,6 +147,8 @@ pub(crate) struct Client {
     is_freed: bool,
     /// Some of its requests may still be applied when it has ended.
     is_unsure: bool,
+    /// Others were skipped during its run, so it runs once more.
+    runs_again: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -157,6 +163,8 @@ enum Phase {
     Ticket(Ticket, Duration),
     /// It has ended: nothing of it may hold anything.
     Ended,
+    /// The same. It was skipped, because the holder with this number runs once more.
+    LeftTo(u64),
     /// It has ended, and does not know what it has left.
     Left,
     Dead,
@@ -187,6 +195,8 @@ pub(crate) enum Action {
     Late(usize),
     /// A request arrives, its answer is lost, and another copy of it is late, which may never arrive.
     Twice(usize),
+    /// A request and its answer arrive, and another copy of it is late.
+    Repeated(usize),
     /// A withdrawal takes too long, and goes on in the background.
     Leaves(usize),
     /// A late request arrives.
@@ -220,12 +230,15 @@ const COUNT: &str = "a semaphore counts its permits";
 const GROWTH: &str = "no row grows";
 const FREE: &str = "a free place is refused once more at most";
 const AGAIN: &str = "one effect for each key";
+const SKIPPED: &str = "after a client that was skipped, a run begins";
 
 pub(crate) struct World {
     subject: Subject,
     bounds: Bounds,
     mistake: Option<Mistake>,
     locks: Locks,
+    /// The acquire of the further run of each client.
+    again: Vec<Acquiring>,
     initial: State,
     reached: Mutex<BTreeSet<&'static str>>,
 }
@@ -244,19 +257,22 @@ impl World {
             fences: BTreeMap::new(),
             taken_until: 0,
             released: 0,
+            done: BTreeSet::new(),
             broken: None,
         };
         if let Some(row) = bounds.before.row() {
             initial.table.insert(KEYS[1], row);
             initial.taken_until = if bounds.before == Before::Old { 0 } else { FOREIGN_END };
         }
+        let mut again = Vec::new();
         for index in 0..bounds.clients {
             let is_ahead = index % 2 == 1;
             let acquire = acquire(&locks, subject, bounds, index);
             let acquiring = Acquiring::start(acquire, clocks(0, is_ahead)).expect("a valid acquire");
+            again.push(Acquiring::start(acquire, clocks(0, is_ahead)).expect("a valid acquire"));
             initial.add(acquiring.owner().to_owned(), Phase::Ready(acquiring), is_ahead);
         }
-        Self { subject, bounds, mistake, locks, initial, reached: Mutex::default() }
+        Self { subject, bounds, mistake, locks, again, initial, reached: Mutex::default() }
     }
 
     pub(crate) fn reached(&self) -> Vec<&'static str> {
@@ -309,14 +325,30 @@ impl World {
             Step::Sleep => Phase::Ready(acquiring),
             Step::Held(held) => {
                 self.reach("acquired");
+                if state.clients[index].runs_again {
+                    self.reach("runs once more");
+                    state.change(index, |client| client.runs_again = false);
+                }
                 if held.is_valid(state.now(index)) { Phase::Holding(held) } else { Phase::Left }
             }
             Step::Completed => {
                 self.reach("replayed");
                 ended
             }
-            Step::Refused(None) => ended,
-            Step::Refused(Some(withdrawal)) => return self.operate(state, index, withdrawal, None),
+            Step::Refused(None, true) if state.clients[index].runs_again => {
+                self.reach("another one has begun since");
+                state.check_begun();
+                ended
+            }
+            Step::Refused(None, true) if self.subject == Subject::Coalesced => {
+                let row = state.table.row(KEYS[1]).map(to_item);
+                match row.and_then(|row| Operation::ask(KEYS[1], row, state.now(index))) {
+                    Some(ask) => return self.operate(state, index, ask, None),
+                    None => Phase::Left,
+                }
+            }
+            Step::Refused(None, _) => ended,
+            Step::Refused(Some(withdrawal), _) => return self.operate(state, index, withdrawal, None),
         };
         state.change(index, |client| {
             client.owner = owner;
@@ -337,13 +369,27 @@ impl World {
         if ended.is_ok() {
             self.reach(what);
         }
+        let number = state.clients[index].releases();
         let phase = match (ended, then) {
             (ended, Some(mut acquiring)) => {
                 state.change(index, |client| client.is_unsure |= ended.is_err());
                 let step = acquiring.go_on(state.now(index));
                 return self.step(state, index, acquiring, step);
             }
-            (Ok(Done::Freed), None) => Phase::Ended,
+            (Ok(Done::Freed), None) => {
+                state.done.extend(number);
+                Phase::Ended
+            }
+            (Ok(Done::Asked), None) if self.subject == Subject::Coalesced => {
+                let acquiring = self.again[index].clone();
+                let owner = acquiring.owner().to_owned();
+                state.change(index, |client| (client.owner, client.runs_again) = (owner, true));
+                Phase::Ready(acquiring)
+            }
+            (Ok(Done::Left(number)), None) => {
+                self.reach("left to the holder");
+                Phase::LeftTo(number)
+            }
             (Ok(Done::Held(held)), None) if held.is_valid(state.now(index)) => Phase::Holding(held),
             (Ok(Done::Renewed(ticket, until)), None) => Phase::Ticket(ticket, until),
             _ => Phase::Left,
@@ -357,13 +403,11 @@ impl World {
             return None;
         };
         let reply = (!matches!(action, Action::Late(_))).then(|| self.apply(state, &sent));
-        if matches!(action, Action::Late(_) | Action::Twice(_)) {
+        if !matches!(action, Action::Answered(_)) {
             state.add_late(sent);
-        }
-        let reply = reply.filter(|_| matches!(action, Action::Answered(_)));
-        if reply.is_none() {
             state.left.unanswered -= 1;
         }
+        let reply = reply.filter(|_| matches!(action, Action::Answered(_) | Action::Repeated(_)));
         let is_refused = matches!(reply, Some(Reply::Refused(_)));
         let now = state.now(index);
         match (state.clients[index].phase.clone(), reply) {
@@ -520,9 +564,15 @@ impl World {
                 holders += 1;
             }
             let has_ended = match client.phase {
-                Phase::Ended => true,
+                Phase::Ended | Phase::LeftTo(_) => true,
                 _ => client.is_freed,
             };
+            // Nobody has acquired the key since.
+            if matches!(client.phase, Phase::LeftTo(number)
+                if state.done.contains(&number) && state.fences.get(KEYS[1]) == Some(&number))
+            {
+                state.broken = Some(SKIPPED);
+            }
             if has_ended && client.has_place(&state.table) {
                 state.broken = Some(ENDED);
             }
@@ -609,7 +659,8 @@ impl State {
     }
 
     fn add(&mut self, owner: String, phase: Phase, is_ahead: bool) -> usize {
-        let client = Client { owner, phase, is_ahead, is_lost: false, is_freed: false, is_unsure: false };
+        let client =
+            Client { owner, phase, is_ahead, is_lost: false, is_freed: false, is_unsure: false, runs_again: false };
         self.clients.push(Arc::new(Printed::new(client)));
         self.clients.len() - 1
     }
@@ -618,6 +669,17 @@ impl State {
         let mut client = (**self.clients[index]).clone();
         change(&mut client);
         self.clients[index] = Arc::new(Printed::new(client));
+    }
+
+    /// A further run is left to another client only if that one has begun, or has died and is retried.
+    fn check_begun(&mut self) {
+        let Some(row) = self.table.row(KEYS[1]) else { return };
+        let has_begun = self.clients.iter().any(|client| {
+            number_of(row, &client.owner).is_some() && !matches!(client.phase, Phase::Ended | Phase::LeftTo(_))
+        });
+        if !has_begun {
+            self.broken = Some(SKIPPED);
+        }
     }
 
     fn add_late(&mut self, sent: Sent) {
@@ -635,6 +697,14 @@ impl Client {
             _ => None,
         };
         held.filter(|held| !self.is_lost && !self.is_freed && held.is_valid(clocks(ticks, self.is_ahead)))
+    }
+
+    /// The number of the lock that it releases.
+    fn releases(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Operating(operation, ..) => operation.released().map(Held::number),
+            _ => None,
+        }
     }
 
     fn is_valid(&self, ticks: u32) -> bool {
@@ -723,8 +793,9 @@ impl Model for World {
             return;
         }
         let left = &state.left;
-        let has_ended =
-            |client: &Arc<Printed<Client>>| matches!(client.phase, Phase::Ended | Phase::Left | Phase::Dead);
+        let has_ended = |client: &Arc<Printed<Client>>| {
+            matches!(client.phase, Phase::Ended | Phase::LeftTo(_) | Phase::Left | Phase::Dead)
+        };
         // What is late does not depend on the time.
         let depends_on_time = left.deletions + left.frees > 0 || !state.clients.iter().all(has_ended);
         if state.ticks < self.bounds.ticks && depends_on_time {
@@ -762,12 +833,15 @@ impl Model for World {
                     }
                     if left.unanswered > 0 {
                         actions.extend([Action::Late(index), Action::Twice(index)]);
+                        if self.subject == Subject::Coalesced && matches!(client.phase, Phase::Asking(..)) {
+                            actions.push(Action::Repeated(index));
+                        }
                         if matches!(client.phase, Phase::Operating(_, _, Some(_))) {
                             actions.push(Action::Leaves(index));
                         }
                     }
                 }
-                Phase::Ended | Phase::Left | Phase::Dead => continue,
+                Phase::Ended | Phase::LeftTo(_) | Phase::Left | Phase::Dead => continue,
             }
             if left.steps > 0 {
                 actions.push(Action::Steps(index));
@@ -831,7 +905,7 @@ impl Model for World {
                     self.operate(&mut state, index, operation, None);
                 }
             }
-            Action::Answered(index) | Action::Late(index) | Action::Twice(index) => {
+            Action::Answered(index) | Action::Late(index) | Action::Twice(index) | Action::Repeated(index) => {
                 self.deliver(&mut state, &action, *index)?;
             }
             Action::Leaves(index) => {

@@ -120,6 +120,15 @@ fn deletions_by_ttl_have_no_counterexample() {
 }
 
 #[test]
+fn clients_that_are_skipped_have_no_counterexample() {
+    let events = ["left to the holder", "runs once more", "another one has begun since", "arrived late"];
+    let bounds = Bounds { clients: 3, unanswered: 1, ticks: 0, ..Bounds::default() };
+    assert_no_counterexample(Subject::Coalesced, bounds, &events);
+    let bounds = Bounds { deaths: 1, unanswered: 1, ..Bounds::default() };
+    assert_no_counterexample(Subject::Coalesced, bounds, &events[..2]);
+}
+
+#[test]
 fn every_mistake_has_a_counterexample() {
     let (key, permit) = (Subject::Key, Subject::Permits(1, 1));
     let any = Bounds::default();
@@ -158,6 +167,9 @@ fn every_mistake_has_a_counterexample() {
         (Mistake::FreeingWithoutNumbers, permit, freed_after_death),
         (Mistake::FreeingUnread, key, freed),
         (Mistake::FreeingUnread, permit, freed),
+        (Mistake::AskedUnread, Subject::Coalesced, any),
+        (Mistake::AskedWithoutNumbers, Subject::Coalesced, Bounds { unanswered: 1, ..any }),
+        (Mistake::AskedAnother, Subject::Coalesced, any),
     ] {
         let report = check(subject, bounds, Some(mistake));
         println!("{mistake:?}: {} states: {:?}", report.states, report.broken);

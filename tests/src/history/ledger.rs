@@ -281,7 +281,7 @@ impl Observe for Ledger {
                 state.released.insert(owner);
             }
             Purpose::Look => {}
-            Purpose::Reserve | Purpose::Complete | Purpose::Own => {
+            Purpose::Reserve | Purpose::Complete | Purpose::Ask | Purpose::Call | Purpose::Own => {
                 unreachable!("no lock of a history has such a request")
             }
         }

@@ -193,7 +193,7 @@ impl Observe for Ledger {
             }
             Purpose::Look => {}
             Purpose::Join => state.counts.joined += 1,
-            Purpose::Reserve | Purpose::Complete | Purpose::Own => {
+            Purpose::Reserve | Purpose::Complete | Purpose::Ask | Purpose::Call | Purpose::Own => {
                 unreachable!("no semaphore of a history has such a request")
             }
         }

@@ -5,6 +5,7 @@ mod accounts;
 mod bank;
 mod durable;
 mod execution;
+mod index;
 mod orders;
 mod payments;
 mod reports;
@@ -65,7 +66,9 @@ async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
     println!("\n7. A workflow, whose steps hold one lock\n");
     execution::show(&cloud).await?;
     println!("\n8. durable-deployment, a durable function\n");
-    durable::show(&cloud).await
+    durable::show(&cloud).await?;
+    println!("\n9. search-index, rebuilt once more for the changes that were skipped\n");
+    index::show(&cloud).await
 }
 
 /// The tables, and the engine that has them.

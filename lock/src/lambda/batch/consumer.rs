@@ -9,6 +9,7 @@ use super::source::Source;
 use crate::clock::{Deadline, since_epoch};
 use crate::idempotency::{Idempotency, Invocation, OnUnstorableResult};
 use crate::limits::{MIN_LEASE, time_to_ask};
+use crate::lock::Rate;
 use crate::panics;
 
 /// A tower layer that makes a consumer of batches from a handler of one item. An item that is done does not run again for
@@ -104,6 +105,8 @@ pub struct Consumer<S: Source, H, T, E> {
     pub(super) fails_if_all_failed: bool,
     /// Why no retry can succeed after this error, if none can.
     pub(in crate::lambda) why_dead: Option<WhyDead<E>>,
+    /// How many items start in a time, in all.
+    pub(super) rate: Option<Rate>,
     handler_input: PhantomData<fn(H)>,
 }
 
@@ -153,6 +156,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             stop_at_first_failure: false,
             fails_if_all_failed: true,
             why_dead: None,
+            rate: None,
             handler_input: PhantomData,
         }
     }
@@ -225,6 +229,33 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
         self.with(Idempotency::per_tenant)
     }
 
+    /// Starts an item when the [`Rate`] lets it pass. Off by default.
+    ///
+    /// An item waits for its time as long as its lease allows, less the [time that it needs](Self::min_remaining_time). If its
+    /// time comes later, it is answered as one that is in progress: it comes again, and
+    /// `SqsConsumer::hide_while_in_progress` hides a message until its time could come. A duplicate uses up no call.
+    ///
+    /// A refused item has reserved no time, and its delivery counts. So if a queue has many more messages than the rate lets pass
+    /// within the lease, most of them use up their `maxReceiveCount` and become dead letters without a run. Allow for more receives
+    /// than the backlog needs, or limit the concurrency of the event source mapping instead.
+    ///
+    /// One more request for each item that runs; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Locks, SqsConsumer};
+    /// # fn example(locks: Locks) -> SqsConsumer<String, std::io::Error> {
+    /// let bank = locks.rate("bank-api", 10, Duration::from_secs(1));
+    /// SqsConsumer::by_message_id(locks).at_rate(bank)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn at_rate(mut self, rate: Rate) -> Self {
+        self.rate = Some(rate);
+        self
+    }
+
     /// Starts no more items after one that is not done. Items that are running finish. Off by default.
     ///
     /// The items that are not started are delivered again. Without this setting, the other lanes finish first.
@@ -294,6 +325,7 @@ impl<S: Source, H, T, E> Clone for Consumer<S, H, T, E> {
             source: self.source.clone(),
             idempotency: self.idempotency.clone(),
             why_dead: self.why_dead.clone(),
+            rate: self.rate.clone(),
             ..*self
         }
     }

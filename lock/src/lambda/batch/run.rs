@@ -23,9 +23,9 @@ use super::outcome::ItemOutcome;
 use super::slots::{Slot, Slots};
 use super::source::{Fate, Label, NotDone, Source};
 use crate::clock::{Moment, since_epoch};
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
-use crate::limits::time_to_ask;
+use crate::limits::{MIN_LEASE, time_to_ask};
 use crate::lock::Lock;
 use crate::metrics;
 
@@ -234,7 +234,7 @@ where
                 Err(error) => error,
             };
             let outcome = match (&error, ended.into_inner()) {
-                (HandlerError::Lock(error), _) if error.kind() == ErrorKind::InProgress => ItemOutcome::InProgress,
+                (HandlerError::Lock(error), _) if is_for_later(error) => ItemOutcome::InProgress,
                 (HandlerError::Lock(error), Some(ItemOutcome::TimedOut)) if error.is_lost() => {
                     return Err((ItemOutcome::TimedOut, failure(Some("TimedOut"), CANCELLED)));
                 }
@@ -297,14 +297,25 @@ where
             }
             Ok(NextStep::Run(run)) => run,
             Err(error) => {
-                if let Some(left) = self.in_progress_for(&error) {
+                if let Some(left) = self.comes_after(&error) {
                     inform_all(copies, || Fate::InProgress(left)).await;
                 }
                 return Err(error);
             }
         };
         let lock = run.lock();
-        // Acquiring may have been a wait.
+        if let Some(rate) = &self.consumer.rate {
+            let needed = self.time.map_or(MIN_LEASE, |time| time.min_remaining);
+            if let Err(error) = rate.pass_within(lock.remaining().saturating_sub(needed)).await {
+                idempotency.release(lock).await;
+                let error = HandlerError::Lock(error);
+                if let Some(left) = self.comes_after(&error) {
+                    inform_all(copies, || Fate::InProgress(left)).await;
+                }
+                return Err(error);
+            }
+        }
+        // Acquiring may have been a wait, and so may have been the rate.
         let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
         if is_stopped || !has_time {
             idempotency.release(lock).await;
@@ -346,6 +357,11 @@ where
 /// Describes a failure as Lambda reports it.
 pub(super) fn failure(error_type: Option<&str>, error: impl Into<String>) -> Diagnostic {
     Diagnostic { error_type: error_type.unwrap_or("BatchFailed").to_owned(), error_message: error.into() }
+}
+
+/// Whether the item is done later without a failure: it is in progress elsewhere, or its rate is used up.
+fn is_for_later(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::InProgress | ErrorKind::Held)
 }
 
 /// Waits until no more than `reserve` is left of a lease, which the handler may renew. A lock that is not enforced, or that
@@ -407,10 +423,11 @@ async fn inform_all(copies: impl IntoIterator<Item = &Delivered>, fate: impl Fn(
 }
 
 impl<S: Source, H, T, E> Batch<S, H, T, E> {
-    /// Returns how long the lease lasts under which the item of this refusal is in progress elsewhere.
-    fn in_progress_for(&self, refusal: &HandlerError<E>) -> Option<Duration> {
+    /// Returns after which time the item of this refusal can be done: that of the lease under which it is in progress elsewhere,
+    /// or of its rate.
+    fn comes_after(&self, refusal: &HandlerError<E>) -> Option<Duration> {
         let HandlerError::Lock(error) = refusal else { return None };
-        let holder = error.holder().filter(|_| error.kind() == ErrorKind::InProgress)?;
+        let holder = error.holder().filter(|_| is_for_later(error))?;
         Some(since_epoch(holder.until()).saturating_sub(self.now().wall))
     }
 

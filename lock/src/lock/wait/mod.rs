@@ -97,6 +97,11 @@ impl Wait {
         !self.budget.is_zero() && self.max_attempts > 1
     }
 
+    #[cfg(feature = "lambda")]
+    pub(crate) fn budget(&self) -> Duration {
+        self.budget
+    }
+
     pub(crate) fn takes_turns(&self) -> bool {
         self.order == Order::InTurn && self.is_repeated()
     }

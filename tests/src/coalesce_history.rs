@@ -1,0 +1,288 @@
+//! Histories of coalescing: invocations on hosts with wrong clocks and bad networks share a few keys. One that is refused leaves
+//! its work to the holder, which runs once more. One that crashes or fails is retried, as Lambda does. A seed determines each history,
+//! which runs in paused time. A ledger sees every request as it is applied, and every run as it begins and ends.
+
+mod mutations;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use lambda_lock::embedded::{Answer, Host};
+use lambda_lock::{Error, ErrorKind, Lock, Locks};
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use crate::guarantee::{AGAIN, READABLE};
+use crate::history::book::{Book, Observe, Observer, Page};
+use crate::history::stage::{self, Network, Stage, millis};
+use crate::history::{Mutation, Outcome, counts};
+use crate::request::{ASKED, Purpose, Request};
+pub use mutations::MUTATIONS;
+
+/// How late a request can arrive.
+const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
+const LEASE: Duration = Duration::from_secs(5);
+/// How often an invocation looks for another holder.
+const TRIES: usize = 3;
+
+counts! {
+    /// Runs that began.
+    runs,
+    /// Invocations that left their work to a holder.
+    left,
+    /// Runs of them that followed because work was left.
+    further,
+    /// Invocations that found that the holder had gone.
+    gone,
+    /// Further runs that another invocation did.
+    done_by_others,
+    /// Invocations that crashed or failed, and were retried.
+    retried,
+    /// Runs that lost their lock.
+    lost,
+    /// Requests sent.
+    requests,
+}
+
+/// Runs the history of a seed, with the protocol or with a mutation of it.
+#[must_use]
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    stage::play(seed, history(seed, mutation))
+}
+
+#[derive(Debug)]
+struct Scene {
+    stage: Stage,
+    ledger: Arc<Ledger>,
+}
+
+async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    let mut random = Rng::with_seed(seed);
+    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
+    let ledger = Arc::new(Ledger { book: Book::new(stage.engine.clone()) });
+    let scene = Arc::new(Scene { stage, ledger });
+    let keys = random.usize(1..=2);
+    stage::work(&mut random, |number, random| source(Arc::clone(&scene), number, keys, random)).await;
+    stage::settle(LATEST_ARRIVAL).await;
+    scene.ledger.check();
+    let Page { journal, kept } = scene.ledger.book.take();
+    Outcome { twisted: scene.stage.twisted(), ..journal.outcome(kept.counts) }
+}
+
+impl Scene {
+    fn host(&self, random: &mut Rng) -> (Host, Locks) {
+        let network = Network::draw(random);
+        let host = self.stage.host(random, network, Observer(Arc::clone(&self.ledger)));
+        let locks = self.stage.locks(&host);
+        (host, locks)
+    }
+}
+
+/// A source of events: one invocation after another, each until it has succeeded.
+async fn source(scene: Arc<Scene>, number: usize, keys: usize, mut random: Rng) {
+    let mut host = scene.host(&mut random);
+    for event in 0..random.usize(4..=10) {
+        sleep(millis(&mut random, 0..=1500)).await;
+        let (key, name) = (format!("key {}", random.usize(0..keys)), format!("source {number} event {event}"));
+        loop {
+            // Some overstay the lease.
+            let work = if random.u8(0..7) == 0 { 4500..=9000 } else { 50..=1200 };
+            let invocation = Invocation { scene: &scene, key: &key, name: &name, work: millis(&mut random, work) };
+            let limit = if random.u8(0..6) == 0 { millis(&mut random, 0..=2500) } else { Duration::from_mins(5) };
+            match timeout(limit, invocation.handle(&host.1)).await {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(_) => {
+                    host.0.crash();
+                    host = scene.host(&mut random);
+                }
+            }
+            scene.ledger.retried(&name);
+            sleep(millis(&mut random, 500..=3000)).await;
+        }
+    }
+}
+
+struct Invocation<'a> {
+    scene: &'a Scene,
+    key: &'a str,
+    name: &'a str,
+    work: Duration,
+}
+
+impl Invocation<'_> {
+    async fn acquire(&self, locks: &Locks) -> Result<Lock, Error> {
+        locks.acquire(self.key).lease(LEASE).holder(self.name).await
+    }
+
+    /// Does the work of the event, or leaves it to the holder. Returns `false` if it has to be retried.
+    async fn handle(&self, locks: &Locks) -> bool {
+        let ledger = &self.scene.ledger;
+        for _ in 0..TRIES {
+            let error = match self.acquire(locks).await {
+                Ok(lock) => return self.run(locks, lock).await,
+                Err(error) => error,
+            };
+            let Some(holder) = error.holder().filter(|holder| error.is_held() && holder.name() != Some(self.name))
+            else {
+                ledger.failed(&error);
+                return false;
+            };
+            match locks.coalesce(self.key, holder).await {
+                Ok(true) => {
+                    ledger.left(self, holder.fence().unwrap());
+                    return true;
+                }
+                Ok(false) => ledger.gone(self),
+                Err(error) => {
+                    ledger.failed(&error);
+                    return false;
+                }
+            }
+        }
+        false
+    }
+
+    /// Runs the work, and once more for each time that others have left theirs.
+    async fn run(&self, locks: &Locks, mut lock: Lock) -> bool {
+        let ledger = &self.scene.ledger;
+        loop {
+            ledger.begun(self, lock.fence());
+            sleep(self.work).await;
+            let released = lock.release_coalescing().await;
+            ledger.ended(self, lock.fence(), &released);
+            match released {
+                Ok(true) => {}
+                Ok(false) => return true,
+                Err(error) => return error.is_lost(),
+            }
+            // Others may come in between.
+            sleep(self.work / 6).await;
+            lock = match self.acquire(locks).await {
+                Ok(lock) => lock,
+                Err(error) if error.is_held() => {
+                    ledger.done_by_others(self, &error);
+                    return true;
+                }
+                Err(error) => {
+                    ledger.failed(&error);
+                    return false;
+                }
+            };
+            ledger.further();
+        }
+    }
+}
+
+/// Records what was left to whom, and which runs have begun.
+#[derive(Debug)]
+struct Ledger {
+    book: Book<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    counts: Counts,
+    /// By key: the largest fence of a run that has begun.
+    begun: HashMap<String, u64>,
+    /// Keys, fences of the holders to whom work was left, and who has left it.
+    left: Vec<(String, u64, String)>,
+    /// Keys and fences of the holders that were asked, as the requests were applied.
+    asked: HashSet<(String, u64)>,
+    /// By key: the fence of the holder that was asked last.
+    last_asked: HashMap<String, u64>,
+}
+
+impl Ledger {
+    fn begun(&self, invocation: &Invocation<'_>, fence: u64) {
+        let mut page = self.book.state();
+        page.counts.runs += 1;
+        self.book.log(&mut page, &format!("{} runs under {} with {fence}", invocation.name, invocation.key));
+        let largest = page.begun.entry(invocation.key.to_owned()).or_default();
+        *largest = fence.max(*largest);
+    }
+
+    fn ended(&self, invocation: &Invocation<'_>, fence: u64, released: &Result<bool, Error>) {
+        let mut page = self.book.state();
+        self.book.log(&mut page, &format!("{} has run under {fence}: {released:?}", invocation.name));
+        let was_asked = page.asked.contains(&(invocation.key.to_owned(), fence));
+        // If a later holder was asked before a repeated release, the row does not know any more. That holder has begun since.
+        let knows = page.last_asked.get(invocation.key) == Some(&fence);
+        match released {
+            Ok(true) if !was_asked => {
+                self.book.broke(&mut page, format!("{AGAIN}: {} runs again for nobody", invocation.name));
+            }
+            Ok(false) if was_asked && knows => {
+                let what = "does not know of the work that was left to it";
+                self.book.broke(&mut page, format!("{AGAIN}: {} {what}", invocation.name));
+            }
+            Err(error) if error.is_lost() => page.counts.lost += 1,
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    fn left(&self, invocation: &Invocation<'_>, fence: u64) {
+        let mut page = self.book.state();
+        page.counts.left += 1;
+        self.book.log(&mut page, &format!("{} leaves its work to {fence}", invocation.name));
+        page.left.push((invocation.key.to_owned(), fence, invocation.name.to_owned()));
+    }
+
+    fn gone(&self, invocation: &Invocation<'_>) {
+        let mut page = self.book.state();
+        page.counts.gone += 1;
+        self.book.log(&mut page, &format!("{} finds the holder gone", invocation.name));
+    }
+
+    fn done_by_others(&self, invocation: &Invocation<'_>, refusal: &Error) {
+        let mut page = self.book.state();
+        page.counts.done_by_others += 1;
+        self.book.log(&mut page, &format!("{} leaves the further run to others: {refusal}", invocation.name));
+    }
+
+    fn further(&self) {
+        self.book.state().counts.further += 1;
+    }
+
+    fn retried(&self, name: &str) {
+        let mut page = self.book.state();
+        page.counts.retried += 1;
+        self.book.log(&mut page, &format!("{name} is retried"));
+    }
+
+    fn failed(&self, error: &Error) {
+        if !matches!(
+            error.kind(),
+            ErrorKind::Held | ErrorKind::Throttled | ErrorKind::Unavailable | ErrorKind::Conflict
+        ) {
+            self.book.broke(&mut self.book.state(), format!("{READABLE}: {error}"));
+        }
+    }
+
+    /// After each invocation that was skipped, a run has begun.
+    fn check(&self) {
+        let mut page = self.book.state();
+        let is_lost = |(key, fence, _): &&(String, u64, String)| page.begun.get(key).is_none_or(|begun| begun <= fence);
+        let lost: Vec<_> = page.left.iter().filter(is_lost).map(|(.., name)| name.clone()).collect();
+        for name in lost {
+            self.book.broke(&mut page, format!("{AGAIN}: no run has begun after {name} was skipped"));
+        }
+    }
+}
+
+impl Observe for Ledger {
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        let mut page = self.book.state();
+        page.counts.requests += 1;
+        let request = Request::parse(operation, request);
+        if answer.status == 200 && request.is_update_for(Purpose::Ask) {
+            let ask = request.update().unwrap();
+            let asked = (ask.key.clone(), ask.number(ASKED).unwrap());
+            self.book.log(&mut page, &format!("  {asked:?} is asked"));
+            page.last_asked.insert(asked.0.clone(), asked.1);
+            page.asked.insert(asked);
+        }
+    }
+}
