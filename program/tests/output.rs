@@ -66,7 +66,7 @@ fn the_program_and_each_command_have_help() {
         check(&format!("help-{command}"), &output(program(&[command, "--help"]), 0), &[]);
         count += 1;
     }
-    assert_eq!(count, 13);
+    assert_eq!(count, 14);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod guard;
 mod lease;
 mod list;
 mod manual;
+mod rate;
 mod release;
 mod run;
 mod server;

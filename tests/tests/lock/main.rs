@@ -3,6 +3,7 @@
 mod acquire;
 mod attempts;
 mod bounds;
+mod coalesce;
 mod data;
 mod dead_connections;
 mod delays;
@@ -16,6 +17,7 @@ mod lease;
 mod lost_answers;
 mod prevented;
 mod processes;
+mod recipes;
 mod release;
 mod renew;
 mod rows;

@@ -1,5 +1,6 @@
 //! `LockLayer` as a tower service around a handler.
 
+mod coalesce;
 mod errors;
 mod handler;
 mod held;

@@ -1,0 +1,157 @@
+//! `Locks::coalesce`: work that is left to the holder.
+
+use std::time::Duration;
+
+use lambda_lock::{Error, ErrorKind, Holder, Locks};
+use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::{Late, World};
+
+const KEY: &str = "search-index";
+
+async fn holder(locks: &Locks) -> Holder {
+    locks.get(KEY).await.unwrap().unwrap()
+}
+
+/// A refused acquire leaves its work to the holder.
+async fn leave(locks: &Locks) -> Result<bool, Error> {
+    let error = locks.acquire(KEY).await.unwrap_err();
+    locks.coalesce(KEY, error.holder().unwrap()).await
+}
+
+#[tokio::test]
+async fn the_release_of_a_holder_says_whether_work_was_left_to_it() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let first = locks.acquire(KEY).await.unwrap();
+    assert!(leave(&locks).await.unwrap());
+    assert!(leave(&locks).await.unwrap());
+    assert!(first.release_coalescing().await.unwrap());
+    // Not to the next one.
+    let second = locks.acquire(KEY).await.unwrap();
+    assert!(!second.release_coalescing().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_renewal_keeps_the_work_that_was_left() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire(KEY).await.unwrap();
+    assert!(leave(&locks).await.unwrap());
+    lock.renew(Duration::from_mins(1)).await.unwrap();
+    assert!(lock.release_coalescing().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_repeated_release_says_the_same() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
+    let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire(KEY).await.unwrap();
+    assert!(leave(&world.default_locks()).await.unwrap());
+    assert!(lock.release_coalescing().await.unwrap());
+}
+
+#[tokio::test]
+async fn no_work_is_left_to_a_holder_that_has_gone() {
+    let world = World::new().await;
+    let (host, after) = (world.host().build(), world.host().clock_ahead(Duration::from_mins(1)).build());
+    let locks = world.locks(&host).build().unwrap();
+    let lock = locks.acquire(KEY).await.unwrap();
+    let seen = holder(&locks).await;
+    // Its lease has ended, by the clock of the one that asks.
+    assert!(!world.locks(&after).build().unwrap().coalesce(KEY, &seen).await.unwrap());
+    lock.release().await.unwrap();
+    assert!(!locks.coalesce(KEY, &seen).await.unwrap());
+    // Another one has the key.
+    let next = locks.acquire(KEY).await.unwrap();
+    let before = world.row(KEY).await;
+    assert!(!locks.coalesce(KEY, &seen).await.unwrap());
+    assert_eq!(world.row(KEY).await, before);
+    assert!(!next.release_coalescing().await.unwrap());
+    world.delete_row(KEY).await;
+    assert!(!locks.coalesce(KEY, &seen).await.unwrap());
+    assert_eq!(world.row(KEY).await, None);
+}
+
+#[tokio::test]
+async fn no_work_is_left_to_a_minimum_hold_or_a_permit() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    locks.acquire(KEY).min_hold(Duration::from_mins(1)).await.unwrap().release().await.unwrap();
+    let _permit = locks.semaphore("bank", 1).acquire().await.unwrap();
+    let (kept, permits) = (holder(&locks).await, locks.get("bank").await.unwrap().unwrap());
+    let requests = host.requests();
+    assert!(kept.is_current() && !locks.coalesce(KEY, &kept).await.unwrap());
+    assert!(!locks.coalesce("bank", &permits).await.unwrap());
+    assert_eq!(host.requests(), requests);
+}
+
+#[tokio::test]
+async fn a_request_that_arrives_late_leaves_nothing_to_a_later_holder() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let first = locks.acquire(KEY).await.unwrap();
+    let seen = holder(&locks).await;
+    let late = Late::updates(1..=20);
+    let host = world.host().intercept(late.clone()).build();
+    world.locks_with_quick_retries(&host).build().unwrap().coalesce(KEY, &seen).await.unwrap_err();
+    first.release().await.unwrap();
+    let second = locks.acquire(KEY).await.unwrap();
+    assert!(!late.deliver(&world).await);
+    assert!(!second.release_coalescing().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_takeover_gets_the_work_that_was_left_before_it() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    for is_left in [true, false] {
+        let acquire = || locks.acquire(KEY).identity("an execution");
+        let earlier = acquire().await.unwrap();
+        if is_left {
+            assert!(leave(&locks).await.unwrap());
+        }
+        let later = acquire().await.unwrap();
+        assert!(earlier.release_coalescing().await.unwrap_err().is_lost());
+        assert_eq!(later.release_coalescing().await.unwrap(), is_left);
+    }
+}
+
+#[tokio::test]
+async fn a_lock_of_several_keys_cannot_know_what_was_left() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let both = locks.acquire_all([KEY, "other"]).await.unwrap();
+    let error = both.release_coalescing().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(both.is_valid());
+    both.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_release_of_a_ticket_says_whether_work_was_left_to_it() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    for is_left in [true, false] {
+        let ticket = locks.acquire(KEY).await.unwrap().into_ticket().unwrap();
+        if is_left {
+            assert!(leave(&locks).await.unwrap());
+        }
+        assert_eq!(locks.release_ticket_coalescing(&ticket).await.unwrap(), is_left);
+        // A workflow repeats a step.
+        assert_eq!(locks.release_ticket_coalescing(&ticket).await.unwrap(), is_left);
+    }
+}
+
+#[tokio::test]
+async fn without_locking_no_work_is_left() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let _held = locks.acquire(KEY).await.unwrap();
+    let seen = holder(&locks).await;
+    let host = world.host().build();
+    let disabled = world.locks(&host).enabled(false).build().unwrap();
+    assert!(!disabled.coalesce(KEY, &seen).await.unwrap());
+    assert!(!disabled.acquire(KEY).await.unwrap().release_coalescing().await.unwrap());
+    assert_eq!(host.requests(), 0);
+}

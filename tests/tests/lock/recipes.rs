@@ -1,0 +1,152 @@
+//! The recipes of the guide "Locks": the newest wins, two limits, a circuit breaker, closed for maintenance.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use lambda_lock::{Error, Locks};
+use lambda_lock_tests::{Row, World};
+
+use crate::{CLOCK_SKEW, LEASE, assert_contains, text, transact};
+
+/// A price that is written under the lock.
+fn price(cents: &str) -> Row {
+    Row::from([("id".to_owned(), text("price")), ("cents".to_owned(), text(cents))])
+}
+
+#[tokio::test]
+async fn after_a_newer_acquire_the_older_holders_transaction_is_refused() {
+    let world = World::new().await;
+    let import = |locks: &Locks| locks.acquire("prices").identity("import");
+    let older = import(&world.default_locks()).await.unwrap();
+    let newer = import(&world.default_locks()).await.unwrap();
+    // Nothing stops the older one, and a receiver sees its smaller fence.
+    assert!(older.is_valid() && older.fence() < newer.fence());
+    let refused = transact(&world, older.condition_check().unwrap(), price("100")).await;
+    assert_eq!(refused, Err(Some("ConditionalCheckFailed".to_owned())));
+    transact(&world, newer.condition_check().unwrap(), price("120")).await.unwrap();
+    assert_eq!(world.row("price").await, Some(price("120")));
+    assert!(older.release().await.unwrap_err().is_lost());
+    newer.release().await.unwrap();
+}
+
+/// Runs for each tenant at most twice at a time, and for all tenants together at most three times.
+async fn convert(locks: &Locks, tenant: &str) -> Result<(), Error> {
+    let (own, all) = (locks.semaphore(format!("videos#{tenant}"), 2), locks.semaphore("videos", 3));
+    // Boxed: a future within a future is large.
+    Box::pin(own.acquire().run(async |_| Box::pin(all.acquire().run(async |_| {})).await)).await?
+}
+
+#[tokio::test]
+async fn a_full_total_leaves_no_permit_of_the_tenant_behind() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let others = world.default_locks().semaphore("videos", 3);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(others.acquire().await.unwrap());
+    }
+    let error = convert(&locks, "a").await.unwrap_err();
+    assert!(error.is_held());
+    assert_contains(&error, &["key `videos` in table"]);
+    // The permit of the tenant, the refusal, and the release.
+    assert_eq!(host.requests(), 3);
+    assert!(locks.get("videos#a").await.unwrap().unwrap().permits().is_empty());
+    for permit in held {
+        permit.release().await.unwrap();
+    }
+    convert(&locks, "a").await.unwrap();
+}
+
+/// The key of the breaker.
+const OPEN: &str = "bank#open";
+
+#[derive(Debug, PartialEq)]
+enum Call {
+    Answered,
+    Failed,
+    /// The bank was not called.
+    Skipped,
+}
+
+/// Calls the bank, which answers or fails, unless the breaker is open. Every third failure in a row of this caller opens it.
+async fn call(locks: &Locks, failures: &AtomicU32, bank: impl AsyncFnOnce() -> bool) -> Result<Call, Error> {
+    let probe = match locks.get(OPEN).await? {
+        Some(open) if open.is_current() => return Ok(Call::Skipped),
+        Some(half_open) if !half_open.has_released() => {
+            let Some(lock) = locks.try_acquire(OPEN).await? else { return Ok(Call::Skipped) };
+            Some(lock.into_ticket()?)
+        }
+        _ => None,
+    };
+    if bank().await {
+        failures.store(0, Ordering::Relaxed);
+        if let Some(probe) = probe {
+            locks.release_ticket_if_held(&probe).await?;
+        }
+        return Ok(Call::Answered);
+    }
+    if probe.is_none()
+        && failures.fetch_add(1, Ordering::Relaxed) % 3 == 2
+        && let Some(lock) = locks.try_acquire(OPEN).await?
+    {
+        lock.keep();
+    }
+    Ok(Call::Failed)
+}
+
+#[tokio::test]
+async fn after_three_failures_one_probe_calls_and_closes_the_breaker() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let (one, other) = (world.locks(&host).build().unwrap(), world.locks(&host).build().unwrap());
+    let (failures, of_other) = (AtomicU32::new(0), AtomicU32::new(0));
+    for _ in 0..3 {
+        assert_eq!(call(&one, &failures, async || false).await.unwrap(), Call::Failed);
+    }
+    // Open, for all.
+    assert_eq!(call(&one, &failures, async || true).await.unwrap(), Call::Skipped);
+    assert_eq!(call(&other, &of_other, async || true).await.unwrap(), Call::Skipped);
+    host.advance_clock(LEASE + 2 * CLOCK_SKEW);
+    // Half-open: others do not call while the probe does.
+    let probe = call(&one, &failures, async || {
+        let meanwhile = Box::pin(call(&other, &of_other, async || true)).await;
+        assert_eq!(meanwhile.unwrap(), Call::Skipped);
+        true
+    });
+    assert_eq!(Box::pin(probe).await.unwrap(), Call::Answered);
+    // Closed: one read for each call.
+    let requests = host.requests();
+    assert_eq!(call(&other, &of_other, async || true).await.unwrap(), Call::Answered);
+    assert_eq!(host.requests(), requests + 1);
+}
+
+#[tokio::test]
+async fn after_a_failed_probe_the_breaker_stays_open() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let failures = AtomicU32::new(0);
+    locks.acquire(OPEN).await.unwrap().keep();
+    host.advance_clock(LEASE + 2 * CLOCK_SKEW);
+    assert_eq!(call(&locks, &failures, async || false).await.unwrap(), Call::Failed);
+    assert_eq!(call(&locks, &failures, async || true).await.unwrap(), Call::Skipped);
+    host.advance_clock(LEASE + 2 * CLOCK_SKEW);
+    assert_eq!(call(&locks, &failures, async || true).await.unwrap(), Call::Answered);
+}
+
+#[tokio::test]
+async fn while_a_key_is_closed_a_refusal_names_the_operator() {
+    let world = World::new().await;
+    let operator = world.default_locks();
+    let closed = operator.acquire("import").lease(Duration::from_hours(2)).holder("maintenance by Kim");
+    let ticket = closed.await.unwrap().into_ticket().unwrap();
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    host.advance_clock(Duration::from_mins(119));
+    let error = locks.acquire("import").run(async |_| {}).await.unwrap_err();
+    assert!(error.is_held());
+    assert_contains(&error, &["key `import` in table", "is held by maintenance by Kim until "]);
+    operator.release_ticket(&ticket).await.unwrap();
+    locks.acquire("import").run(async |_| {}).await.unwrap();
+}
