@@ -8,6 +8,7 @@
 //! of the first table, and `sets` the table of sets. `--svg` draws who holds the key when, into the guides.
 
 mod picture;
+mod rates;
 mod scene;
 mod sets;
 
@@ -59,6 +60,9 @@ fn main() -> ExitCode {
     print_table(&lines, runs, &mut targets);
     if wanted.is_empty() || wanted == "sets" {
         print_sets(if trial { 1 } else { runs.min(11) }, &mut targets);
+    }
+    if wanted.is_empty() || wanted == "rates" {
+        print_rates(&mut targets);
     }
     if wanted.is_empty() {
         // In real time, each run takes a minute.
@@ -199,6 +203,25 @@ fn print_sets(runs: u64, targets: &mut Targets) {
             String::new()
         };
         println!("{name:<24}{slowest:>20.2}{target:>18}{mean:>12.0}");
+    }
+}
+
+/// Callers of a rate, at once. The ideal is the time of the last call.
+fn print_rates(targets: &mut Targets) {
+    println!(
+        "\n{:<24}{:>9}{:>8}{:>18}{:>10}{:>18}{:>10}",
+        "callers, rate", "total", "ratio", "target", "requests", "target", "in order"
+    );
+    for (callers, calls) in [(32, 10), (100, 100)] {
+        let rates::Called { total, requests, in_order } = rates::at_once(callers, calls, 7);
+        targets.missed += u32::from(targets.count && !in_order);
+        let ratio = total.as_secs_f64() * f64::from(calls) / f64::from(callers - 1);
+        let (total_target, requests_target) = (targets.compare(ratio, 1.02), targets.compare(requests, 1.0));
+        println!(
+            "{:<24}{:>7.2} s{ratio:>8.3}{total_target:>18}{requests:>10.2}{requests_target:>18}{in_order:>10}",
+            format!("{callers}, {calls} a second"),
+            total.as_secs_f64(),
+        );
     }
 }
 

@@ -217,7 +217,20 @@ pub(crate) struct Stage {
     contended: Contended,
 }
 
+/// A network without faults. In real time, timers round up, by half a millisecond on average.
+fn faults(seed: u64) -> Faults {
+    let latency = if is_virtual() { REQUEST / 2 } else { Duration::from_millis(2) };
+    Faults::seeded(seed).latency(latency..latency)
+}
+
 impl Stage {
+    /// A host of its own.
+    pub(crate) fn host(&self) -> (Host, Locks) {
+        let host = self.world.host().faults(faults(7)).build();
+        let locks = self.world.locks(&host).build().unwrap();
+        (host, locks)
+    }
+
     pub(crate) async fn set(lease: Duration, contended: Contended) -> Self {
         let world = World::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).await;
         let clock = world.host().build();
@@ -240,9 +253,7 @@ impl Stage {
         random: &mut Rng,
         waiter: Option<Waiter>,
     ) -> Contender {
-        // In real time, timers round up, by half a millisecond on average.
-        let latency = if is_virtual() { REQUEST / 2 } else { Duration::from_millis(2) };
-        let mut faults = Faults::seeded(random.u64(..)).latency(latency..latency);
+        let mut faults = faults(random.u64(..));
         if fault == Fault::AnswersLost {
             faults = faults.lose_answers(0.02);
         }

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod calls;
+mod hot;
 mod layer;
 mod rows;
 
