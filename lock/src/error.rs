@@ -275,6 +275,7 @@ pub(crate) enum Cause {
     Held(Holder),
     Lost(Option<Holder>),
     Ticket(TicketFault),
+    #[cfg_attr(not(feature = "lambda"), allow(dead_code, reason = "only a layer runs once more"))]
     RunAgain,
     Throttled,
     Unavailable,

@@ -188,42 +188,58 @@ fn at_most_n_commands_run_at_a_time() {
     }
 }
 
-/// While the first one runs, others are skipped, and it runs once more.
-#[test]
-fn skipped_commands_are_followed_by_one_more_run() {
-    let place = Place::new();
+/// A command with `--coalesce` that begins with this, notes each of its runs, and ends with this code when the file `end` is there.
+/// Returns when it runs.
+fn coalescing(place: &Place, begin_with: &str, code: u8) -> Process {
     let (begun, end, runs) = (place.file("begun"), place.file("end"), place.file("runs"));
-    let script = format!("echo run >> {runs}; touch {begun}; while ! test -e {end}; do sleep 0.05; done");
+    let wait = format!("touch {begun}; while ! test -e {end}; do sleep 0.05; done");
+    let script = format!("{begin_with}; echo run >> {runs}; {wait}; exit {code}");
     let holder = Process::start(place.shell("index", &["--coalesce"], &script));
     let started = Instant::now();
     while !fs::exists(&begun).unwrap() {
         assert!(started.elapsed() < PATIENCE);
         std::thread::sleep(Duration::from_millis(20));
     }
-    for _ in 0..2 {
-        let skipped = place.run(["run", "--key", "index", "--coalesce", "--", "true"]).expect_code(75);
-        skipped.expect_sentence(&["`index`", "its command runs once more"]);
-    }
-    fs::write(&end, "").unwrap();
+    holder
+}
+
+/// A command that is skipped, because the other one runs once more.
+fn skipped(place: &Place) {
+    let skipped = place.run(["run", "--key", "index", "--coalesce", "--", "true"]).expect_code(75);
+    skipped.expect_sentence(&["`index`", "its command runs once more"]);
+}
+
+/// While the first one runs, others are skipped, and it runs once more.
+#[test]
+fn skipped_commands_are_followed_by_one_more_run() {
+    let place = Place::new();
+    let holder = coalescing(&place, "true", 0);
+    skipped(&place);
+    skipped(&place);
+    fs::write(place.file("end"), "").unwrap();
     let outcome = holder.outcome().expect_code(0);
     assert!(outcome.stderr.contains("runs once more, for others that were skipped"), "{outcome:?}");
-    assert_eq!(fs::read_to_string(&runs).unwrap(), "run\nrun\n");
+    assert_eq!(fs::read_to_string(place.file("runs")).unwrap(), "run\nrun\n");
     assert_eq!(place.json("index")["state"], "free");
 }
 
 #[test]
 fn a_command_that_fails_runs_no_second_time() {
     let place = Place::new();
-    let (begun, end, runs) = (place.file("begun"), place.file("end"), place.file("runs"));
-    let script = format!("echo run >> {runs}; touch {begun}; while ! test -e {end}; do sleep 0.05; done; exit 3");
-    let holder = Process::start(place.shell("index", &["--coalesce"], &script));
-    let started = Instant::now();
-    while !fs::exists(&begun).unwrap() {
-        assert!(started.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    place.run(["run", "--key", "index", "--coalesce", "--", "true"]).expect_code(75);
-    fs::write(&end, "").unwrap();
+    let holder = coalescing(&place, "true", 3);
+    skipped(&place);
+    fs::write(place.file("end"), "").unwrap();
     holder.outcome().expect_code(3);
-    assert_eq!(fs::read_to_string(&runs).unwrap(), "run\n");
+    assert_eq!(fs::read_to_string(place.file("runs")).unwrap(), "run\n");
+}
+
+#[test]
+fn a_command_that_was_told_to_end_runs_no_second_time() {
+    let place = Place::new();
+    let holder = coalescing(&place, "trap 'exit 0' TERM", 0);
+    skipped(&place);
+    holder.signal(Signal::TERM);
+    let outcome = holder.outcome().expect_code(128 + 15);
+    assert!(outcome.stderr.contains("was told to end, and does not run once more"), "{outcome:?}");
+    assert_eq!(fs::read_to_string(place.file("runs")).unwrap(), "run\n");
 }
