@@ -32,6 +32,7 @@
 //! | hold several keys, all or none | [`Locks::acquire_all`] | |
 //! | hold a lock in one process after the other | [`Lock::into_ticket`], [`Ticket`] | `serde` |
 //! | make a handler a singleton | [`LockLayer`] | `lambda` |
+//! | skip an invocation, and run once more for it | [`LockLayer::coalesce`], [`Locks::coalesce`] | `lambda` |
 //! | answer a duplicate with the first result | [`Idempotency`], [`IdempotencyLayer`] | `idempotency`, `lambda` |
 //! | make an HTTP API idempotent | [`http::HttpIdempotencyLayer`] | `http` |
 //! | do each message of an SQS queue once | [`SqsConsumer`] | `lambda`, `sqs` |

@@ -50,6 +50,10 @@ pub(crate) struct TableOptions {
     /// Name of the table's sort key, and its value in the rows of locks [default: none]
     #[arg(long, global = true, value_name = "ATTRIBUTE=VALUE", value_parser = pair)]
     pub(crate) sort_key: Option<(String, String)>,
+    /// Name of the sort key that has the key, and the value of the partition key in each row: the composite layout of
+    /// Powertools [default: none]
+    #[arg(long, global = true, value_name = "ATTRIBUTE=VALUE", value_parser = pair, conflicts_with = "sort_key")]
+    pub(crate) key_in_sort_key: Option<(String, String)>,
     /// Use a DynamoDB in this file instead of AWS, to try it on one machine; creates the file and the table
     #[cfg(feature = "embedded")]
     #[arg(long, global = true, value_name = "FILE", conflicts_with_all = ["region", "endpoint_url", "profile"])]

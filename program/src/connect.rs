@@ -77,6 +77,9 @@ pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: St
     if let Some((name, value)) = &options.sort_key {
         builder = builder.sort_key(name, value);
     }
+    if let Some((name, value)) = &options.key_in_sort_key {
+        builder = builder.key_in_sort_key(name, value);
+    }
     let locks = builder.build()?;
     // A table with other keys is there, too. The command says what is wrong with it.
     if in_file

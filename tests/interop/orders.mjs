@@ -1,7 +1,8 @@
 // Runs an idempotent function of Powertools for AWS Lambda (TypeScript) on each event, and prints a line of JSON for
 // each.
 //
-//     orders.mjs [--prefix P] [--event-key PATH] [--validate PATH] [--remaining-ms N] EVENT...
+//     orders.mjs [--prefix P] [--event-key PATH] [--validate PATH] [--remaining-ms N] [--sort-key NAME]
+//     EVENT...
 //
 // See `orders.py` for details.
 import { writeSync } from 'node:fs';
@@ -17,6 +18,7 @@ const { values: options, positionals: events } = parseArgs({
     'event-key': { type: 'string', default: 'id' },
     validate: { type: 'string' },
     'remaining-ms': { type: 'string' },
+    'sort-key': { type: 'string' },
   },
 });
 
@@ -27,7 +29,10 @@ const config = new IdempotencyConfig({
 if (options['remaining-ms'] !== undefined) {
   config.registerLambdaContext({ getRemainingTimeInMillis: () => Number(options['remaining-ms']) });
 }
-const persistenceStore = new DynamoDBPersistenceLayer({ tableName: process.env.LOCK_TABLE_NAME });
+const persistenceStore = new DynamoDBPersistenceLayer({
+  tableName: process.env.LOCK_TABLE_NAME,
+  ...(options['sort-key'] ? { sortKeyAttr: options['sort-key'], staticPkValue: 'idempotency#orders' } : {}),
+});
 const print = (line) => writeSync(1, `${JSON.stringify(line)}\n`);
 let ran;
 

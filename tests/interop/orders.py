@@ -1,6 +1,6 @@
 """Runs an idempotent function of Powertools for AWS Lambda (Python) on each event, and prints a line of JSON for each.
 
-    orders.py [--prefix P] [--event-key PATH] [--validate PATH] [--remaining-ms N] EVENT...
+    orders.py [--prefix P] [--event-key PATH] [--validate PATH] [--remaining-ms N] [--sort-key NAME] EVENT...
 
 The paths are JMESPath. The table is LOCK_TABLE_NAME; endpoint, region and credentials are in the variables of the AWS
 SDKs. `orders.mjs` does the same with Powertools for TypeScript. The event says what the function does:
@@ -21,12 +21,14 @@ parser.add_argument("--prefix", default="orders")
 parser.add_argument("--event-key", default="id")
 parser.add_argument("--validate", default="")
 parser.add_argument("--remaining-ms", type=int, help="what the Lambda context says; without it, there is none")
+parser.add_argument("--sort-key", help="the composite layout, with the sort key of this name")
 parser.add_argument("events", nargs="+", type=json.loads)
 options = parser.parse_args()
 
 context = SimpleNamespace(get_remaining_time_in_millis=lambda: options.remaining_ms)
 client = boto3.client("dynamodb", region_name=os.environ["AWS_REGION"])
-store = DynamoDBPersistenceLayer(table_name=os.environ["LOCK_TABLE_NAME"], boto3_client=client)
+layout = {"sort_key_attr": options.sort_key, "static_pk_value": "idempotency#orders"} if options.sort_key else {}
+store = DynamoDBPersistenceLayer(table_name=os.environ["LOCK_TABLE_NAME"], boto3_client=client, **layout)
 config = IdempotencyConfig(options.event_key, options.validate, lambda_context=context)
 outcome = {}
 

@@ -21,11 +21,11 @@ impl Table {
         let Some(after) = cursor.after() else { return Ok(None) };
         let is_old = self.is_ours().and(is_written_by_locks()).and(self.is_expired(now));
         let mut filter = Rendered::of(&is_old);
-        let key = filter.list([self.partition_key_path()]);
+        let key = filter.list([self.key_path()]);
         // Not consistent, at half the price: the deletion of a row that has changed is refused.
         let page = self.scan_page(after, key, filter, false).await?;
         let keys = page.items.unwrap_or_default().into_iter().filter_map(|mut row| {
-            let id = string_at(&mut row, &self.partition_key).ok()??;
+            let id = string_at(&mut row, self.key_attribute()).ok()??;
             id.strip_prefix(&self.key_prefix).map(str::to_owned)
         });
         let keys: Vec<_> = keys.collect();
@@ -44,10 +44,10 @@ impl Table {
         let mut cursor = Cursor::Start;
         while let Some(after) = cursor.after() {
             let mut filter = Rendered::of(&not(is_written_by_locks()));
-            let key = filter.list([self.partition_key_path()]);
+            let key = filter.list([self.key_path()]);
             let page = self.scan_page(after, key, filter, true).await?;
             let mut keys = page.items.unwrap_or_default().into_iter();
-            if let Some(key) = keys.find_map(|mut row| string_at(&mut row, &self.partition_key).ok()?) {
+            if let Some(key) = keys.find_map(|mut row| string_at(&mut row, self.key_attribute()).ok()?) {
                 return Ok(Some(key));
             }
             cursor = Cursor::before(page.last_evaluated_key);

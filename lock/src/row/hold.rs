@@ -402,7 +402,7 @@ impl Table {
         now: Moment,
     ) -> Result<Vec<ConditionCheck>, Error> {
         let always = || {
-            let key = || self.partition_key_path();
+            let key = || self.key_path();
             any([key().exists(), key().missing()])
         };
         let condition = |key| -> Condition<'_> {

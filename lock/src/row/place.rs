@@ -157,7 +157,7 @@ impl<'a> Place<'a> {
         let is_free = all([self.accepts(attempt), is_free(claim.now, over)]);
         let update = Update::new(self.key)
             .returning(ReturnValue::AllOld)
-            .when(any([self.table.partition_key_path().missing(), is_free]))
+            .when(any([self.table.key_path().missing(), is_free]))
             .set(STATUS, text("in_progress", IN_PROGRESS))
             .set(OWNER, text("owner", self.owner))
             .set(FENCE, count("number", attempt))
@@ -246,7 +246,7 @@ impl<'a> Place<'a> {
             is_free = is_free.and(PERMITS.between(count("zero", 0_u8), most)).and(fence_can_grow());
             let is_free = if let Some(is_served) = is_not_passed(rank) { is_free.and(is_served) } else { is_free };
             let update = update
-                .when(any([self.table.partition_key_path().missing(), is_free]))
+                .when(any([self.table.key_path().missing(), is_free]))
                 .set(PERMITS, To::next(PERMITS, count("zero", 0_u8)));
             return served(update, rank);
         }
@@ -378,7 +378,7 @@ impl<'a> Place<'a> {
         let row_is = |status| STATUS.is(text("status", status));
         let update = Update::new(self.key).returning(ReturnValue::AllOld);
         if matches!(row, Some(None)) {
-            return self.withdraw_without_row(update.when(self.table.partition_key_path().missing()), last, now);
+            return self.withdraw_without_row(update.when(self.table.key_path().missing()), last, now);
         }
         if self.is_permit {
             return self.give_up(update, last, now).when(row_is(SEMAPHORE));

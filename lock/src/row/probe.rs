@@ -41,7 +41,7 @@ impl Table {
 
     /// A condition that neither a row nor a missing row meets.
     fn never(&self) -> Condition<'static> {
-        let key = || self.partition_key_path();
+        let key = || self.key_path();
         all([key().exists(), key().missing()])
     }
 
@@ -67,8 +67,8 @@ impl Table {
     /// Returns the key of a row, without the prefix, if these locks could have it.
     pub(crate) fn key_of(&self, row: &Item) -> Option<String> {
         let text = |name: &String| row.get(name)?.as_s().ok();
-        let has_sort_key = self.sort_key.as_ref().is_none_or(|(name, value)| text(name) == Some(value));
-        text(&self.partition_key)?.strip_prefix(&self.key_prefix).filter(|_| has_sort_key).map(str::to_owned)
+        let is_ours = self.fixed_attribute().is_none_or(|(name, value)| text(name) == Some(value));
+        text(self.key_attribute())?.strip_prefix(&self.key_prefix).filter(|_| is_ours).map(str::to_owned)
     }
 
     /// Builds a transaction that is refused if its condition check is allowed.

@@ -99,7 +99,7 @@ impl Table {
         ]);
         let due = To::Plus(DUE.into(), count("now", micros(now.wall)), count("interval", micros(pace.interval)));
         self.take_call(key, latest.saturating_add(pace.interval))
-            .when(any([self.partition_key_path().missing(), is_due]))
+            .when(any([self.key_path().missing(), is_due]))
             .set(DUE, due)
     }
 
@@ -108,9 +108,7 @@ impl Table {
         let just_before = count("just_before", micros(now.wall).saturating_sub(1));
         let is_over = all([STATUS.is(text("rate", RATE)), DUE.between(count("zero", 0_u8), just_before)]);
         let due = now.wall.saturating_add(pace.interval);
-        self.take_call(key, due)
-            .when(any([self.partition_key_path().missing(), is_over]))
-            .set(DUE, count("due", micros(due)))
+        self.take_call(key, due).when(any([self.key_path().missing(), is_over])).set(DUE, count("due", micros(due)))
     }
 
     /// TTL deletes the row when it says nothing any more.

@@ -155,10 +155,10 @@ impl Table {
             any([LEASE_END.exists(), EXPIRATION.exists()]),
         ]);
         if !self.key_prefix.is_empty() {
-            is_ours = is_ours.and(self.partition_key_path().begins_with(text("prefix", &self.key_prefix)));
+            is_ours = is_ours.and(self.key_path().begins_with(text("prefix", &self.key_prefix)));
         }
-        if let Some((name, value)) = &self.sort_key {
-            is_ours = is_ours.and(Path::named("sort_key", name.clone()).is(text("sort_key", value)));
+        if let Some((name, value)) = self.fixed_attribute() {
+            is_ours = is_ours.and(Path::named("fixed", name.clone()).is(text("fixed", value)));
         }
         is_ours
     }
@@ -186,11 +186,11 @@ impl Table {
             HOLD,
             DUE,
         ];
-        let attributes = filter.list([self.partition_key_path()].into_iter().chain(attributes.map(Path::from)));
+        let attributes = filter.list([self.key_path()].into_iter().chain(attributes.map(Path::from)));
         let output = self.scan_page(after, attributes, filter, true).await?;
         let (mut rows, mut semaphores) = (Vec::new(), Vec::new());
         for mut item in output.items.unwrap_or_default() {
-            let Ok(Some(id)) = string_at(&mut item, &self.partition_key) else { continue };
+            let Ok(Some(id)) = string_at(&mut item, self.key_attribute()) else { continue };
             let Some(key) = id.strip_prefix(&self.key_prefix).map(str::to_owned) else { continue };
             if is_semaphore(&item) {
                 semaphores.push(key);

@@ -23,8 +23,10 @@ pub(crate) struct Table {
     pub(crate) client: Client,
     pub(crate) name: String,
     pub(crate) partition_key: String,
-    /// The name and the fixed value of the sort key, if the table has one.
+    /// The name of the sort key and a fixed value, if the table has one.
     pub(crate) sort_key: Option<(String, String)>,
+    /// The sort key has the key of the row, and the partition key the fixed value.
+    pub(crate) has_key_in_sort_key: bool,
     pub(crate) key_prefix: String,
     /// How far the clocks of two hosts may differ.
     pub(crate) clock_skew: Duration,
@@ -37,12 +39,22 @@ pub(crate) struct Table {
 /// Omits the client, which prints its whole configuration.
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { client: _, name, partition_key, sort_key, key_prefix, clock_skew, retention, has_strong_regions } =
-            self;
+        let Self {
+            client: _,
+            name,
+            partition_key,
+            sort_key,
+            has_key_in_sort_key,
+            key_prefix,
+            clock_skew,
+            retention,
+            has_strong_regions,
+        } = self;
         f.debug_struct("Table")
             .field("name", name)
             .field("partition_key", partition_key)
             .field("sort_key", sort_key)
+            .field("has_key_in_sort_key", has_key_in_sort_key)
             .field("key_prefix", key_prefix)
             .field("clock_skew", clock_skew)
             .field("retention", retention)
@@ -53,11 +65,25 @@ impl fmt::Debug for Table {
 
 impl Table {
     pub(super) fn key(&self, key: &str) -> Item {
-        let mut item = Item::from([(self.partition_key.clone(), AttributeValue::S(self.place().row_key(key)))]);
-        if let Some((name, value)) = &self.sort_key {
+        let mut item = Item::from([(self.key_attribute().clone(), AttributeValue::S(self.place().row_key(key)))]);
+        if let Some((name, value)) = self.fixed_attribute() {
             item.insert(name.clone(), string(value));
         }
         item
+    }
+
+    /// Returns the name of the attribute that has the key of a row.
+    pub(super) fn key_attribute(&self) -> &String {
+        match &self.sort_key {
+            Some((name, _)) if self.has_key_in_sort_key => name,
+            _ => &self.partition_key,
+        }
+    }
+
+    /// Returns the name of the other attribute of the table's key, and the value that it has in each row.
+    pub(super) fn fixed_attribute(&self) -> Option<(&String, &String)> {
+        let (name, value) = self.sort_key.as_ref()?;
+        Some((if self.has_key_in_sort_key { &self.partition_key } else { name }, value))
     }
 
     /// Where the keys of an error or an event are.
@@ -70,8 +96,8 @@ impl Table {
         }
     }
 
-    pub(super) fn partition_key_path(&self) -> Path {
-        Path::named("id", self.partition_key.clone())
+    pub(super) fn key_path(&self) -> Path {
+        Path::named("id", self.key_attribute().clone())
     }
 
     /// Draws a nonce: 128 bits in hexadecimal.

@@ -2,7 +2,8 @@
 
 use lambda_lock::Idempotency;
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock_tests::powertools::Language;
+use lambda_lock_tests::World;
+use lambda_lock_tests::powertools::{Language, Powertools};
 use serde_json::{Value, json};
 
 use crate::{Orders, again, order, place, place_all, ran, replayed, with_each_language};
@@ -74,4 +75,26 @@ async fn an_event_as_a_whole_is_the_same_key_on_both_sides() {
         assert_eq!(place(&ours, &first).await, ran(&json!("ours")));
     })
     .await;
+}
+
+/// Powertools calls it the composite layout.
+#[tokio::test]
+#[ignore = "needs Powertools: .ci/run interop"]
+async fn a_key_in_the_sort_key_is_the_same_on_both_sides() {
+    let powertools = Powertools::find().unwrap_or_else(|missing| panic!("{missing}"));
+    for language in Language::ALL {
+        let world = World::without_table();
+        let locks = world.locks(&world.host().build()).key_in_sort_key("SK", "idempotency#orders").build().unwrap();
+        locks.create_table().await.unwrap();
+        let ours = Idempotency::new(locks, OnMissingKey::Reject, |order: &Value| Some(order["id"].clone()))
+            .format(language.format())
+            .prefix("orders");
+        let theirs =
+            async |order: &Value| powertools.place(language, &world, &["--sort-key", "SK"], &[order.clone()]).await;
+        let (first, second) = (order("1", "ours"), order("2", "theirs"));
+        assert_eq!(place(&ours, &first).await, ran(&json!("ours")));
+        assert_eq!(theirs(&again(&[first])[0]).await, [replayed(&json!("ours"))]);
+        assert_eq!(theirs(&second).await, [ran(&json!("theirs"))]);
+        assert_eq!(place(&ours, &again(&[second])[0]).await, replayed(&json!("theirs")));
+    }
 }

@@ -1,5 +1,7 @@
 //! Keys: which are distinct, which are rejected, and how they share a table with other entities.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use lambda_lock::{ErrorKind, Lock};
 use lambda_lock_tests::{Row, World};
@@ -47,6 +49,35 @@ async fn rejects_an_empty_key_and_a_key_above_2048_bytes_without_a_request() {
         }
     }
     assert_eq!(host.requests(), 2);
+}
+
+#[tokio::test]
+async fn a_key_in_the_sort_key_has_a_row_of_its_own() {
+    let world = World::without_table();
+    let host = world.host().build();
+    let settings =
+        |partition: &str| world.locks(&host).partition_key("PK").key_in_sort_key("SK", partition).key_prefix("job#");
+    let (locks, others) = (settings("locks").build().unwrap(), settings("others").build().unwrap());
+    locks.create_table().await.unwrap();
+    let lock = locks.acquire("report").await.unwrap();
+    assert!(locks.try_acquire("report").await.unwrap().is_none());
+    // The same key in another partition.
+    let other = others.acquire("report").await.unwrap();
+    assert!(locks.get("report").await.unwrap().unwrap().is_current());
+    let listed = locks.list().next_page().await.unwrap().unwrap();
+    assert_eq!(listed.iter().map(|row| row.key.as_str()).collect::<Vec<_>>(), ["report"]);
+    let write = Row::from([("PK".to_owned(), text("a")), ("SK".to_owned(), text("b"))]);
+    transact(&world, lock.condition_check().unwrap(), write).await.unwrap();
+    lock.release().await.unwrap();
+    other.release().await.unwrap();
+    let rows = world.client().scan().table_name(&world.table).send().await.unwrap().items.unwrap();
+    let of = |row: &Row, name: &str| row[name].as_s().unwrap().clone();
+    let mut keys: Vec<_> = rows.iter().map(|row| format!("{} {}", of(row, "PK"), of(row, "SK"))).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["a b", "locks job#report", "others job#report"]);
+    host.advance_clock(Duration::from_hours(48));
+    assert_eq!(locks.delete_expired().await.unwrap(), 1);
+    assert!(locks.get("report").await.unwrap().is_none() && others.get("report").await.unwrap().is_some());
 }
 
 #[tokio::test]

@@ -106,7 +106,7 @@ async fn rejects_settings_outside_their_bounds() {
     let named = |name: &str| Locks::builder(host.client(), name);
     let locks = || named("locks");
     let day = Duration::from_hours(24);
-    let refused: [(LocksBuilder, &[&str]); 17] = [
+    let refused: [(LocksBuilder, &[&str]); 19] = [
         (locks().lease(Duration::ZERO), &["lease", "0s", "1ms", "1day"]),
         (locks().lease(day + ms(1)), &["lease", "1day 1ms", "between", "1day"]),
         (locks().lease(Duration::MAX), &["lease", "1day"]),
@@ -123,6 +123,8 @@ async fn rejects_settings_outside_their_bounds() {
         (locks().sort_key("fence", "LOCK"), &["sort key", "`fence`", "another"]),
         (locks().sort_key("id", "LOCK"), &["partition key", "sort key", "`id`"]),
         (locks().sort_key("SK", ""), &["sort key", "0 bytes", "1 to 1024"]),
+        (locks().key_in_sort_key("id", "all"), &["partition key", "sort key", "`id`"]),
+        (locks().key_in_sort_key("SK", ""), &["partition key", "0 bytes", "1 to 2048"]),
         (locks().sort_key("SK", "s".repeat(1025)), &["sort key", "1025 bytes", "1 to 1024"]),
     ];
     for (builder, parts) in refused {
