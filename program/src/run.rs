@@ -44,10 +44,10 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
                 has_run = true;
                 say(format_args!("key `{}`: the command runs once more, for others that were skipped", run.key));
             }
-            // Another holder has begun since, and does what was left.
-            Ok(Next::Refused(error)) if has_run && error.is_held() => break Ok(0),
             Ok(Next::Refused(error)) => match under.leave(error, &mut tries).await {
-                Ok(()) => {}
+                Ok(Some(_)) if has_run => break Ok(0),
+                Ok(Some(left)) => break Err(Failure::new(HELD, left)),
+                Ok(None) => {}
                 Err(failure) => break Err(failure),
             },
             Err(failure) => break Err(failure),
@@ -119,18 +119,18 @@ impl Under<'_> {
         outcome
     }
 
-    /// Leaves the command to the holder that has refused it, if it may: then fails with that refusal. Succeeds if that holder has gone
+    /// Leaves the command to the holder that has refused it, if it may, and says so. Returns nothing if that holder has gone
     /// meanwhile.
-    async fn leave(&self, error: Error, tries: &mut u32) -> Result<(), Failure> {
+    async fn leave(&self, error: Error, tries: &mut u32) -> Result<Option<String>, Failure> {
         let Some(holder) = error.holder().filter(|_| self.run.coalesce && error.is_held() && *tries < COALESCE_TRIES)
         else {
             return Err(error.into());
         };
         *tries += 1;
         if !self.locks.coalesce(&self.run.key, holder).await? {
-            return Ok(());
+            return Ok(None);
         }
-        Err(Failure::new(HELD, format!("{}; its command runs once more", sentence(&error))))
+        Ok(Some(format!("{}; its command runs once more", sentence(&error))))
     }
 }
 

@@ -36,8 +36,6 @@ counts! {
     further,
     /// Invocations that found that the holder had gone.
     gone,
-    /// Further runs that another invocation did.
-    done_by_others,
     /// Invocations that crashed or failed, and were retried.
     retried,
     /// Runs that lost their lock.
@@ -117,12 +115,25 @@ impl Invocation<'_> {
         locks.acquire(self.key).lease(LEASE).holder(self.name).await
     }
 
-    /// Does the work of the event, or leaves it to the holder. Returns `false` if it has to be retried.
+    /// Does the work of the event, and once more for each time that others have left theirs, or leaves it to the holder. Returns
+    /// `false` if it has to be retried.
     async fn handle(&self, locks: &Locks) -> bool {
         let ledger = &self.scene.ledger;
-        for _ in 0..TRIES {
+        let (mut has_run, mut tries) = (false, 0);
+        while tries < TRIES {
             let error = match self.acquire(locks).await {
-                Ok(lock) => return self.run(locks, lock).await,
+                Ok(lock) => {
+                    if has_run {
+                        ledger.further();
+                    }
+                    if let Some(is_done) = self.run(&lock).await {
+                        return is_done;
+                    }
+                    has_run = true;
+                    // Others may come in between.
+                    sleep(self.work / 6).await;
+                    continue;
+                }
                 Err(error) => error,
             };
             let Some(holder) = error.holder().filter(|holder| error.is_held() && holder.name() != Some(self.name))
@@ -135,7 +146,10 @@ impl Invocation<'_> {
                     ledger.left(self, holder.fence().unwrap());
                     return true;
                 }
-                Ok(false) => ledger.gone(self),
+                Ok(false) => {
+                    ledger.gone(self);
+                    tries += 1;
+                }
                 Err(error) => {
                     ledger.failed(&error);
                     return false;
@@ -145,33 +159,17 @@ impl Invocation<'_> {
         false
     }
 
-    /// Runs the work, and once more for each time that others have left theirs.
-    async fn run(&self, locks: &Locks, mut lock: Lock) -> bool {
+    /// Runs the work under the lock. Returns nothing if it has to run once more.
+    async fn run(&self, lock: &Lock) -> Option<bool> {
         let ledger = &self.scene.ledger;
-        loop {
-            ledger.begun(self, lock.fence());
-            sleep(self.work).await;
-            let released = lock.release_coalescing().await;
-            ledger.ended(self, lock.fence(), &released);
-            match released {
-                Ok(true) => {}
-                Ok(false) => return true,
-                Err(error) => return error.is_lost(),
-            }
-            // Others may come in between.
-            sleep(self.work / 6).await;
-            lock = match self.acquire(locks).await {
-                Ok(lock) => lock,
-                Err(error) if error.is_held() => {
-                    ledger.done_by_others(self, &error);
-                    return true;
-                }
-                Err(error) => {
-                    ledger.failed(&error);
-                    return false;
-                }
-            };
-            ledger.further();
+        ledger.begun(self, lock.fence());
+        sleep(self.work).await;
+        let released = lock.release_coalescing().await;
+        ledger.ended(self, lock.fence(), &released);
+        match released {
+            Ok(true) => None,
+            Ok(false) => Some(true),
+            Err(error) => Some(error.is_lost()),
         }
     }
 }
@@ -234,12 +232,6 @@ impl Ledger {
         let mut page = self.book.state();
         page.counts.gone += 1;
         self.book.log(&mut page, &format!("{} finds the holder gone", invocation.name));
-    }
-
-    fn done_by_others(&self, invocation: &Invocation<'_>, refusal: &Error) {
-        let mut page = self.book.state();
-        page.counts.done_by_others += 1;
-        self.book.log(&mut page, &format!("{} leaves the further run to others: {refusal}", invocation.name));
     }
 
     fn further(&self) {

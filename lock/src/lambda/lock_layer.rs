@@ -358,7 +358,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// end in the same way: [send an event](Self::on_too_little_time) instead, or give the function a failure destination.
     ///
     /// So after each invocation that was skipped, a run begins, unless the holder crashes or fails and nobody retries it. If an answer
-    /// of DynamoDB is lost, one run more than needed may follow. All functions that share the key need this setting, and a handler
+    /// of DynamoDB is lost, or if another invocation gets the key between the two runs, one run more than needed may follow. All functions that share the key need this setting, and a handler
     /// that gets the [lock](crate::WithLock) leaves the release to this layer.
     ///
     /// No request more if nobody was skipped; one for each invocation that is skipped, and two for the further run.
@@ -425,13 +425,13 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
 impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
     /// Acquires the lock for this event, or returns the answer or error for an invocation without it. An invocation that is
     /// answered has left its work to the holder, if it has to.
-    async fn acquire<P: 'static>(&self, event: &LambdaEvent<P>) -> Result<Lock, Refused<R>>
+    async fn acquire<P: 'static>(&self, event: &LambdaEvent<P>, wait: Option<Wait>) -> Result<Lock, Refused<R>>
     where
         H: HandlerInput<Arc<Lock>, Input = LambdaEvent<P>>,
     {
         let mut tries = 0;
         loop {
-            let refused = match self.attempt(event, self.wait).await {
+            let refused = match self.attempt(event, wait).await {
                 Err(Refused::Held { key, error, answer }) => (key, error, answer),
                 acquired => return acquired,
             };
@@ -585,7 +585,7 @@ where
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let settings = Arc::clone(&self.settings);
         Box::pin(async move {
-            let mut lock = match settings.acquire(&event).await {
+            let mut lock = match settings.acquire(&event, settings.wait).await {
                 Ok(lock) => Arc::new(lock),
                 Err(Refused::Answer(answer) | Refused::Held { answer, .. }) => return Ok(answer),
                 Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
@@ -631,10 +631,9 @@ where
                         Err(source) => Err(HandlerError::Lock(too_late.with_source(source))),
                     };
                 }
-                // Without a wait: whoever has the key has begun since.
-                lock = match settings.attempt(&next, None).await {
+                // Without a wait: an invocation that has taken the key since can run once more as well.
+                lock = match settings.acquire(&next, None).await {
                     Ok(lock) => Arc::new(lock),
-                    // Another invocation has begun since, and does the work that was left.
                     Err(Refused::Answer(_) | Refused::Held { .. }) => return Ok(answer),
                     Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
                 };

@@ -523,18 +523,17 @@ impl Lock {
     /// have left their work, one more run is enough, because it begins after all of them. One request; IAM action
     /// `dynamodb:UpdateItem`.
     ///
-    /// If the acquire that follows is refused, another holder has begun since, and its run is the one more. After an error that
-    /// is not [lost](Error::is_lost), nobody knows whether work was left: repeat the release, or fail so that you are retried.
+    /// If the acquire that follows is refused, another client has acquired the key since: leave your further run to that holder, as
+    /// below. After an error that is not [lost](Error::is_lost), nobody knows whether work was left: repeat the release, or fail so
+    /// that you are retried.
     ///
     /// ```
-    /// # use lambda_lock::{Error, Locks};
-    /// # async fn example(locks: Locks) -> Result<(), Error> {
-    /// let mut has_run = false;
+    /// # use lambda_lock::Locks;
+    /// # async fn example(locks: Locks) -> Result<(), Box<dyn std::error::Error>> {
     /// for _ in 0..10 {
     ///     let refusal = match locks.acquire("search-index").await {
     ///         Ok(lock) => {
     ///             rebuild_the_index().await;
-    ///             has_run = true;
     ///             if lock.release_coalescing().await? {
     ///                 continue;
     ///             }
@@ -543,16 +542,14 @@ impl Lock {
     ///         Err(refusal) => refusal,
     ///     };
     ///     match refusal.holder() {
-    ///         // Another holder has begun since, and does what was left to this one.
-    ///         Some(_) if has_run => return Ok(()),
     ///         // The holder runs once more when it is done.
     ///         Some(holder) if locks.coalesce("search-index", holder).await? => return Ok(()),
     ///         // The holder has gone meanwhile.
     ///         Some(_) => continue,
-    ///         None => return Err(refusal),
+    ///         None => return Err(refusal.into()),
     ///     }
     /// }
-    /// # Ok(())
+    /// Err("ten times, a holder had gone before its run was asked for".into())
     /// # }
     /// # async fn rebuild_the_index() {}
     /// ```

@@ -1,5 +1,7 @@
 //! A key is the same on both sides.
 
+use std::slice;
+
 use lambda_lock::Idempotency;
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock_tests::World;
@@ -89,8 +91,9 @@ async fn a_key_in_the_sort_key_is_the_same_on_both_sides() {
         let ours = Idempotency::new(locks, OnMissingKey::Reject, |order: &Value| Some(order["id"].clone()))
             .format(language.format())
             .prefix("orders");
-        let theirs =
-            async |order: &Value| powertools.place(language, &world, &["--sort-key", "SK"], &[order.clone()]).await;
+        let theirs = async |order: &Value| {
+            powertools.place(language, &world, &["--sort-key", "SK"], slice::from_ref(order)).await
+        };
         let (first, second) = (order("1", "ours"), order("2", "theirs"));
         assert_eq!(place(&ours, &first).await, ran(&json!("ours")));
         assert_eq!(theirs(&again(&[first])[0]).await, [replayed(&json!("ours"))]);

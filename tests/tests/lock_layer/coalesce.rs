@@ -164,6 +164,27 @@ async fn a_lost_lock_is_acquired_again() {
     assert_eq!((answer.unwrap().as_str(), runs.count.get()), ("ran 7", 2));
 }
 
+/// The same, and another client acquires the key before this invocation does so again. The release says nothing about it, so this
+/// is as if it had come between the two runs.
+#[tokio::test]
+async fn the_further_run_is_left_to_a_holder_that_came_between() {
+    let (world, host, locks) = environment().await;
+    let runs = Runs::default();
+    let other = async {
+        runs.begun.notified().await;
+        let other = world.default_locks();
+        let seen = other.get(FUNCTION).await.unwrap().unwrap();
+        assert!(other.force_release(FUNCTION, &seen).await.unwrap());
+        let lock = other.acquire(FUNCTION).await.unwrap();
+        runs.end.notify_one();
+        lock
+    };
+    let service = layer(locks).layer(runs.handler());
+    let (answer, lock) = tokio::join!(service.oneshot(invocation(&host, 7)), other);
+    assert_eq!((answer.unwrap().as_str(), runs.count.get()), ("ran 7", 1));
+    assert!(lock.release_coalescing().await.unwrap());
+}
+
 #[tokio::test]
 async fn settings_that_contradict_it_are_refused() {
     let (_world, host, locks) = environment().await;
