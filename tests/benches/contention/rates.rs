@@ -35,9 +35,11 @@ pub(crate) fn at_once(callers: u32, calls: u32, seed: u64) -> Called {
         let mut passed = passed.await;
         passed.sort_unstable();
         let requests: u64 = hosts.iter().map(|(host, _)| host.requests()).sum();
+        #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+        let requests = requests as f64 / f64::from(callers);
         Called {
             total: passed.iter().map(|(_, at)| *at).max().unwrap(),
-            requests: requests as f64 / f64::from(callers),
+            requests,
             in_order: passed.is_sorted_by_key(|(_, at)| *at),
         }
     })
