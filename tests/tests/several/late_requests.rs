@@ -49,10 +49,10 @@ async fn a_late_duplicate_is_refused_by_its_fence_alone() {
 
 #[tokio::test]
 async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
-    let world = World::new().await;
     // The acquire releases what it has of all keys, and leaves its number with the first one. If the first one has no row, it
     // needs another request, which writes one.
     for (key, withdrawal) in KEYS.into_iter().zip([2, 3]) {
+        let world = World::new().await;
         let holder = world.default_locks().acquire(key).await.unwrap();
         // The clock is ahead: the release below seems to be earlier than the request.
         let late = Late::transactions(1..=1);
