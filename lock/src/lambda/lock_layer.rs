@@ -358,8 +358,9 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// end in the same way: [send an event](Self::on_too_little_time) instead, or give the function a failure destination.
     ///
     /// So after each invocation that was skipped, a run begins, unless the holder crashes or fails and nobody retries it. If an answer
-    /// of DynamoDB is lost, or if another invocation gets the key between the two runs, one run more than needed may follow. All functions that share the key need this setting, and a handler
-    /// that gets the [lock](crate::WithLock) leaves the release to this layer.
+    /// of DynamoDB is lost, or if another invocation gets the key between the two runs, one run more than needed may follow. All
+    /// functions that share the key need this setting, and a handler that gets the [lock](crate::WithLock) leaves the release to
+    /// this layer.
     ///
     /// No request more if nobody was skipped; one for each invocation that is skipped, and two for the further run.
     ///
