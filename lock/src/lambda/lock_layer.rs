@@ -129,7 +129,7 @@ struct Coalesce<I> {
     clone: fn(&I) -> I,
 }
 
-/// What is done if there is less time.
+/// The closure that begins the further run elsewhere, if too little time is left for it here.
 type RunElsewhere = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Source>> + Send + Sync>;
 
 /// How many invocations of a key run.
@@ -432,11 +432,10 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
     {
         let mut tries = 0;
         loop {
-            let refused = match self.attempt(event, wait).await {
+            let (key, error, answer) = match self.attempt(event, wait).await {
                 Err(Refused::Held { key, error, answer }) => (key, error, answer),
                 acquired => return acquired,
             };
-            let (key, error, answer) = refused;
             let (Some(_), Some(holder)) = (&self.coalesce, error.holder()) else { return Err(Refused::Answer(answer)) };
             match self.in_time(&event.context, &key, self.locks.coalesce(key.as_str(), holder)).await {
                 Ok(true) => return Err(Refused::Answer(answer)),
@@ -608,7 +607,7 @@ where
                 };
                 let held = hold_until(&lock, work, release).await;
                 let (answer, released) = match (answer, held) {
-                    // What the handler says explains more than that its lock was lost meanwhile.
+                    // The error of the handler explains more than that its lock was lost meanwhile.
                     (Some(Err(error)), _) => return Err(HandlerError::Handler(error)),
                     (Some(Ok(answer)), Ok(((), released))) => (answer, released),
                     (_, lost) => {

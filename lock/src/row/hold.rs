@@ -358,8 +358,8 @@ impl Table {
     /// Asks the holder that was `seen` to run once more. Returns `false` if it does not have the key any more, or is not known.
     /// One request, or two if others have asked at the same time.
     ///
-    /// The one that asks has been refused and does not come back. An attempt of it that arrives once more could take the key when
-    /// it is free, and nobody would run. So the attempts that it has sent, up to now, are given up.
+    /// The client that asks has been refused and does not come back. If an attempt of that client arrives once more, it could take
+    /// the free key, and nobody would run. So this request gives up all attempts that the client has sent up to now.
     pub(crate) async fn ask(&self, key: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
         let (Some(owner), Some(number)) = (seen.owner.as_deref(), seen.number) else { return Ok(false) };
         if seen.kind != HolderKind::Key || seen.is_released() {
@@ -371,7 +371,7 @@ impl Table {
         let Answer::Refused(refused) = self.write(ask(key, owner, number, Some(last), now), None).await? else {
             return Ok(true);
         };
-        // Others have given up later attempts.
+        // Another client has given up later attempts.
         if refused.into_row(self, now)?.is_none_or(|row| row.withdrawn < Some(last)) {
             return Ok(false);
         }

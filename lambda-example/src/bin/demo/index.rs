@@ -47,7 +47,7 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
     expect(rebuilds <= 3, format!("there were {rebuilds} rebuilds"))
 }
 
-/// What has changed, and what the last rebuild has read of it.
+/// The changes, and those that the last rebuild has read.
 #[derive(Default)]
 struct Index {
     changes: usize,
