@@ -212,7 +212,7 @@ impl Holder {
 
     /// Returns `true` if the key was held when the row was read, by the reader's clock.
     ///
-    /// A key that is not held is free for a lock. A waiter still leaves it to the [waiters before it](crate::docs::waiting) for a
+    /// A key that is not held is free for a lock. A waiter still leaves it to the [waiters before it](crate::docs::reference::waiting) for a
     /// moment. A record of idempotency is free if it [has been released](Self::has_released): `OnUnfinished::Reject` refuses
     /// what a run has left unfinished.
     #[must_use]

@@ -18,13 +18,13 @@
 //! ```
 //!
 //! A Lambda handler becomes a singleton by a [`LockLayer`] around it, and idempotent by an [`IdempotencyLayer`].
-//! The guides are in [`docs`]; begin with [Locks](docs::locks).
+//! The guides are in [`docs`]; begin with the [tour](docs::learn::tour).
 //!
-//! ![The life of a lock: acquired, valid until the deadline, free a second later][lock]
+//! ![The life of a lock: acquired, valid until the deadline, free a second later][picture/lock]
 //!
 //! # Where to find what
 //!
-//! | to | use | feature |
+//! | you want to | use | feature |
 //! | --- | --- | --- |
 //! | run work under a lock | [`Locks::acquire`], [`Lock`] | |
 //! | run up to N pieces of work at a time | [`Locks::semaphore`] | |
@@ -39,7 +39,7 @@
 //! | do each record of a stream once, in order | [`streams::StreamConsumer`] | `streams` |
 //! | do each record of a Kafka topic once, in order | [`kafka::KafkaConsumer`] | `kafka` |
 //! | look at keys, and free them by hand | [`Locks::get`], [`Locks::list`], [`Locks::check`] | |
-//! | do all this from a shell | the program `lambda-lock` | `cli` |
+//! | do all this from a shell | the [program `lambda-lock`](docs::reference::program) | |
 //! | count and trace | [`metrics`], [`tracing`](https://docs.rs/tracing) spans | `metrics` |
 //! | test your own handler | [`embedded`] | `embedded` |
 //!
@@ -48,23 +48,23 @@
 //! At most one holder of a key, or N of a semaphore, considers itself valid at any instant, if the clocks of hosts differ by
 //! no more than [the clock skew](LocksBuilder::clock_skew). Every acquisition has a larger [fence](Lock::fence) than all
 //! earlier ones. A crashed holder blocks no one after its lease and the clock skew. If an answer is lost, the retry detects
-//! that its request succeeded. [What a holder may rely on](docs::locks#what-a-holder-may-rely-on) has the exact words, and what
+//! that its request succeeded. [What a holder may rely on](docs::trust::guarantees) has the exact words, and what
 //! it may not rely on.
 //!
 //! # Cost
 //!
 //! An acquire, a refusal and a release are one `UpdateItem` each, with none in between. An acquire on a host whose clock is
 //! behind the last release of the key sends a second one. [Requests and IAM
-//! actions](docs::deploying#requests-and-iam-actions) lists all operations. The SDK retries throttled and lost requests;
+//! actions](docs::reference::requests) lists all operations. The SDK retries throttled and lost requests;
 //! [`client_config`] sets how often and how soon.
 //!
 //! # Sources
 //!
 //! Fencing follows Martin Kleppmann, "How to do distributed locking". The jitter follows the AWS Architecture Blog,
 //! "Exponential Backoff And Jitter". The row is the item of Powertools for AWS Lambda's idempotency utility, with more
-//! attributes. [`docs::concepts`] explains the protocol.
+//! attributes. [`docs::trust::protocol`] explains the protocol.
 //!
-#![doc = include_str!("../docs/pictures.txt")]
+#![doc = include_str!("../docs/links.txt")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(feature = "idempotency"),
@@ -110,7 +110,7 @@ pub mod lambda;
 #[cfg(feature = "streams")]
 pub mod streams {
     //! The consumer of Kinesis data streams and DynamoDB streams, and the records that its handler gets. Feature `streams`.
-    //! The [guide](crate::docs::streams) explains both.
+    //! The [guide](crate::docs::reference::streams) explains both.
 
     #[doc(alias = "kinesis", alias = "dynamodb streams", alias = "change data capture")]
     pub use crate::lambda::streams::StreamConsumer;
@@ -120,7 +120,7 @@ pub mod streams {
 #[cfg(feature = "kafka")]
 pub mod kafka {
     //! The consumer of Kafka topics, in Amazon MSK or self-managed, and the records that its handler gets. Feature `kafka`.
-    //! [Streams](crate::docs::streams#kafka) has an event source mapping.
+    //! [Streams](crate::docs::reference::streams#kafka) has an event source mapping.
 
     #[doc(alias = "msk")]
     pub use crate::lambda::kafka::KafkaConsumer;

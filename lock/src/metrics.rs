@@ -69,8 +69,8 @@ pub const WAITERS_AHEAD: &str = "lambda_lock_waiters_ahead";
 /// Label: the cause, such as `held`, `throttled` or `access_denied`. The values are the names of
 /// [`ErrorKind`](crate::ErrorKind), and `cancelled` for an acquire that was dropped.
 pub const REASON: &str = "reason";
-/// Label: the last part of a problem's type, such as `key-malformed`. The guide "HTTP requests" ([`docs`](crate::docs)) has
-/// them.
+/// Label: the last part of a problem's type, such as `key-malformed`. The guide [HTTP in
+/// detail](crate::docs::reference::http#the-statuses) has them.
 pub const PROBLEM: &str = "problem";
 /// Label: the outcome of a message or a record. `done` by this invocation, `duplicate` of a done one, `in_progress`
 /// elsewhere, `failed`, `dead_lettered`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or `timed_out` when it

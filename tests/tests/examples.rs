@@ -141,11 +141,11 @@ fn each_cell_of_the_recipes_is_shown_by_a_test() {
     // Where the tests of a recipe without a template are.
     let elsewhere = [
         (
-            "lock/docs/locks.md#several-keys",
+            "lock/docs/recipes/keys.md",
             concat!(include_str!("several/acquire.rs"), include_str!("several/waiting.rs")),
         ),
         ("lock/durable/README.md", include_str!("../../lock/durable/tests/durable/turns.rs")),
-        ("lock/docs/operating.md#the-program-lambda-lock", include_str!("../../program/tests/program/run.rs")),
+        ("lock/docs/reference/program.md", include_str!("../../program/tests/program/run.rs")),
     ];
     let mut table = README.lines().skip_while(|line| !line.starts_with("| your problem |"));
     let headers = cells(table.next().unwrap());
@@ -295,7 +295,7 @@ fn the_commands_can_be_pasted_into_any_shell() {
 
 #[test]
 fn the_runbook_has_each_alarm_and_each_kind_of_error() {
-    let runbook = include_str!("../../lock/docs/runbook.md");
+    let runbook = include_str!("../../lock/docs/operate/runbook.md");
     let template = include_str!("../../template.yaml");
     let resources = template.split("\n\n").filter_map(|resource| {
         let mut lines = resource.lines().skip_while(|line| line.trim_start().starts_with('#'));
@@ -950,7 +950,7 @@ impl Intercept for Keys {
 
 /// The guide's patterns for `dynamodb:LeadingKeys`.
 fn patterns_of_the_guide() -> Vec<&'static str> {
-    let (_, patterns) = include_str!("../../lock/docs/deploying.md").split_once("dynamodb:LeadingKeys:\n").unwrap();
+    let (_, patterns) = include_str!("../../lock/docs/operate/deploying.md").split_once("dynamodb:LeadingKeys:\n").unwrap();
     let patterns = patterns.lines().map_while(|line| line.trim().strip_prefix("- "));
     patterns.map(|pattern| pattern.split_once(" # ").map_or(pattern, |(pattern, _)| pattern)).collect()
 }

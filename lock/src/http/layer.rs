@@ -57,7 +57,7 @@ const MAX_KEY_LENGTH: usize = 255;
 /// ```
 ///
 /// It follows the IETF draft "The Idempotency-Key HTTP Header Field"
-/// (draft-ietf-httpapi-idempotency-key-header-07). [`docs::http`](crate::docs::http) has the table of all statuses.
+/// (draft-ietf-httpapi-idempotency-key-header-07). [`docs::reference::http`](crate::docs::reference::http) has the table of all statuses.
 ///
 /// Put it around a `lambda_http` handler or an axum router: API Gateway's REST and HTTP APIs, function URLs and load
 /// balancers. Requests with other methods than [these](Self::methods) pass through. The key of a record consists of the
@@ -337,7 +337,7 @@ impl HttpIdempotencyLayer {
     }
 
     /// Returns whether a response is a result by default: one with a status from 200 to 499 that does not say that nothing
-    /// was done. The guide has the [table of statuses](crate::docs::http#what-is-stored). For example, 401 is no result,
+    /// was done. The guide has the [table of statuses](crate::docs::reference::http#what-is-stored). For example, 401 is no result,
     /// because the client renews its token and sends the same request again. Sends no request.
     ///
     /// A response of the type `text/event-stream` is no result either: it is not read, and the record is released when the

@@ -1,4 +1,4 @@
-//! The middleware for HTTP requests with the header `Idempotency-Key`. Feature `http`. The [guide](crate::docs::http)
+//! The middleware for HTTP requests with the header `Idempotency-Key`. Feature `http`. The [guide](crate::docs::reference::http)
 //! explains it.
 
 mod caller;

@@ -9,7 +9,7 @@ use super::response::HttpIdempotencyBody;
 use crate::error::{Error, ErrorKind};
 
 /// Where the `type`s of problems are documented. The last part of a type is its name in the table of the guide.
-const TYPES: &str = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/http/index.html#";
+const TYPES: &str = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/reference/http/index.html#";
 
 /// Returns after how many seconds a client asks again for the response of a run of this age, whose lease lasts for the
 /// `rest`, both in milliseconds: after half of its age, so that a client gets the response of a short run soon, and asks a

@@ -75,7 +75,7 @@ pub enum OnUnfinished {
     /// [`Locks::force_release`](crate::Locks::force_release) (`lambda-lock release`), and the next call runs. If it was, store
     /// its result with [`Locks::force_complete`](crate::Locks::force_complete) (`lambda-lock complete`), and the next call gets
     /// it. Do not delete the row: a request of the dead run that arrives late could then begin it again. The
-    /// [runbook](crate::docs::runbook#a-run-did-not-finish) has the steps.
+    /// [runbook](crate::docs::operate::runbook#a-run-did-not-finish) has the steps.
     Reject,
 }
 

@@ -49,7 +49,7 @@ use crate::lock::{self, Locks, Wait};
 ///
 /// A record is in progress until it is completed or released, or its lease ends. Under a middleware, the lease ends at the
 /// invocation's deadline. Elsewhere, [`deadline`](Self::deadline), [`lease`](Self::lease) or the lease of the [`Locks`] sets its
-/// end. [After a crash](crate::docs::idempotency#after-a-crash) shows what a retry gets then: another run by default, a
+/// end. [After a crash](crate::docs::reference::idempotency#after-a-crash) shows what a retry gets then: another run by default, a
 /// refusal with [`OnUnfinished::Reject`], or the result with [`Run::complete_in`](crate::Run::complete_in).
 ///
 /// If the handler returns an error, [`on_error`](Self::on_error) decides. By default the record is released, and a retry

@@ -63,7 +63,7 @@ use crate::text::printable;
 /// running when the lease ends is cancelled, and the invocation fails with `LockLost`. By default Lambda's own timeout is
 /// due at the same time and usually comes first; on Managed Instances, nothing but this layer ends the handler. A handler
 /// that blocks its thread is not cancelled, and fails in the same way when it returns. Work in `spawn_blocking` or
-/// `tokio::spawn` is not cancelled either: [give it the lock](crate::docs::locks#managed-instances). A failed release is
+/// `tokio::spawn` is not cancelled either: [give it the lock](crate::docs::recipes::containers#managed-instances). A failed release is
 /// logged and does not replace the handler's result.
 ///
 /// Put a timeout inside of this layer. One outside drops the handler and the lock, whose release in the background Lambda
@@ -75,7 +75,7 @@ use crate::text::printable;
 /// # Durable functions
 ///
 /// Do not put the layer around the entry of a durable function. Each suspension ends an invocation, and that releases the
-/// lock in the middle of the execution. Hold the lock by a [ticket](crate::docs::tickets) from the first step to the last
+/// lock in the middle of the execution. Hold the lock by a [ticket](crate::docs::reference::tickets) from the first step to the last
 /// instead. If the payload is a `serde_json::Value`, the layer sees the ARN and the token of a durable execution, and the
 /// invocation fails with `LockInvalid`.
 ///
@@ -274,7 +274,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// [semaphore](Locks::semaphore). From 1 to 100; another number fails every invocation with `LockInvalid`.
     ///
     /// A key is either a lock or a semaphore: the first deployment with this setting needs another key than a layer without
-    /// it. Waiting invocations do not take turns.
+    /// it. Invocations that [wait](Self::wait) take turns, as those for a lock.
     ///
     /// ```
     /// # use lambda_lock::{LockLayer, Locks};

@@ -138,7 +138,7 @@ impl Locks {
     ///
     /// Call it before `Runtime::run`. Lambda runs the init phase with a full CPU, but the first invocation only with the
     /// function's share of a CPU. A TLS handshake takes tens of milliseconds of a full CPU, and several times as long on a
-    /// small function. With `SnapStart`, [register the locks](crate::docs::cold_starts#snapstart) as well.
+    /// small function. With `SnapStart`, [register the locks](crate::docs::operate::deploying#snapstart) as well.
     ///
     /// One `UpdateItem` that is never applied, which DynamoDB counts as one write. The IAM action is
     /// `dynamodb:UpdateItem`, and the key is the prefix followed by `lambda-lock-check`; a denial warms up just as well. A
@@ -326,7 +326,7 @@ impl LocksBuilder {
 
     /// Sets the name of the table's sort key, an attribute of type string, which then has the key of each row; and the value of
     /// the partition key, which is the same in each row. This is the composite layout of
-    /// [Powertools](crate::docs::powertools), whose settings are `sort_key_attr` and `static_pk_value`. Replaces
+    /// [Powertools](crate::docs::reference::powertools), whose settings are `sort_key_attr` and `static_pk_value`. Replaces
     /// [`sort_key`](Self::sort_key).
     ///
     /// All rows are then in one partition of DynamoDB, which takes about 1,000 writes a second. A key has at most 1,024 bytes

@@ -69,7 +69,7 @@ impl Locks {
 ///
 /// # Waiting
 ///
-/// Waiters take turns, as those for a lock: [Waiting](crate::docs::waiting) describes who asks when. The order is not
+/// Waiters take turns, as those for a lock: [Waiting](crate::docs::reference::waiting) describes who asks when. The order is not
 /// guaranteed. With [`Wait::backoff`](crate::Wait::backoff) they take no place.
 ///
 /// # Data

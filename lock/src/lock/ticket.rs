@@ -32,9 +32,8 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 /// ```
 ///
 /// [`Lock::into_ticket`] makes it. A Step Functions execution or a pipeline takes a lock in its first step, passes the ticket
-/// on as JSON, and frees the key in its last step. With the feature `serde` the ticket is serialisable. The features
-/// `idempotency`, `lambda` and `cli` turn it on. The guide "Locks across processes" ([`docs`](crate::docs)) has a
-/// state machine.
+/// on as JSON, and frees the key in its last step. With the feature `serde` the ticket is serializable; the features
+/// `idempotency` and `lambda` turn it on. The recipe [Step Functions](crate::docs::recipes::workflows) has a state machine.
 ///
 /// # Which request to use
 ///

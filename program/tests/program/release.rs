@@ -96,7 +96,7 @@ fn an_unfinished_run_whose_work_was_done_is_completed() {
 
 /// Runs a block of commands of the runbook's section on runs that did not finish.
 fn as_the_runbook_says(place: &Place, block: usize) -> Outcome {
-    let runbook = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/runbook.md")).unwrap();
+    let runbook = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/operate/runbook.md")).unwrap();
     let (_, section) = runbook.split_once("\n## A run did not finish\n").unwrap();
     let block = section.split("```sh\n").nth(block + 1).unwrap().split("```").next().unwrap();
     let mut command = bare("bash");

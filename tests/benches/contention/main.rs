@@ -22,7 +22,7 @@ use lambda_lock_tests::{median, on_all_cores};
 
 use scene::{Contended, Fault, Hold, Scene, Shares, Way, is_virtual, request_time};
 
-const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/contention.svg");
+const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/pictures/contention.svg");
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
 /// A line of the table, with its targets: the total as a multiple of rounds × (hold + 2 requests), and the requests of each
@@ -43,13 +43,7 @@ fn main() -> ExitCode {
         (false, false) => 5,
     };
     if arguments.iter().any(|argument| argument == "--svg") {
-        let two_keys = Contended::Keys(&["first", "second"]);
-        let picture = picture::draw([
-            ("Plain backoff, 20 to 200 ms", Contended::Key, plain()),
-            ("In turn, the default", Contended::Key, turns()),
-            ("In turn, two permits", Contended::Permits(2), turns()),
-            ("In turn, two keys at once", two_keys, turns()),
-        ]);
+        let picture = picture::draw([("Backoff, 20 to 200 ms", plain()), ("In turn, the default", turns())]);
         fs::write(PICTURE, picture).unwrap();
         return ExitCode::SUCCESS;
     }

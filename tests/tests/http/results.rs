@@ -20,7 +20,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{MOST, Reply, TOO_LONG, answering, counting, environment, layer, order, order_of, send, with_key};
 
-const GUIDE: &str = include_str!("../../../lock/docs/http.md");
+const GUIDE: &str = include_str!("../../../lock/docs/reference/http.md");
 
 fn with_status(status: u16) -> impl Fn(u32) -> Response<Body> + Clone {
     move |run| Response::builder().status(status).body(run.to_string().into()).unwrap()

@@ -21,18 +21,18 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{MOST, Reply, TOO_LONG, answering, counting, environment, layer, order, order_of, send, to, with_key};
 
-const GUIDE: &str = include_str!("../../../lock/docs/http.md");
+const GUIDE: &str = include_str!("../../../lock/docs/reference/http.md");
 const OPENAPI: &str = include_str!("../../../lock/docs/openapi.yaml");
-const TYPES: &str = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/http/index.html#";
+const TYPES: &str = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/reference/http/index.html#";
 
 /// The lines of the guide's table: status and whether there is `Retry-After`, by the last part of the type.
 fn documented() -> BTreeMap<&'static str, (u16, bool)> {
     let lines = GUIDE.lines().filter_map(|line| {
-        let [_, status, name, .., retry_after, _] = line.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
+        let [_, status, _, retry_after, _] = line.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
             return None;
         };
-        let name = name.split('`').nth(1)?;
-        Some((name, (status.parse().ok()?, !retry_after.is_empty())))
+        let (name, status) = status.strip_prefix("<a id=\"")?.split_once("\"></a>")?;
+        Some((name, (status.split(' ').next()?.parse().ok()?, retry_after != "no")))
     });
     lines.collect()
 }

@@ -374,9 +374,9 @@ fn a_query_of_the_template_is_the_query_of_the_construct_for_its_function() {
 
 #[test]
 fn the_alarm_on_problems_leaves_out_mistakes_of_clients() {
-    let rows = include_str!("../../../lock/docs/http.md").lines().filter_map(|line| {
-        let (status, rest) = line.strip_prefix("| ")?.split_once(" | <a id=\"")?;
-        Some((status.parse::<u16>().ok()?, rest.split('"').next()?))
+    let rows = include_str!("../../../lock/docs/reference/http.md").lines().filter_map(|line| {
+        let (problem, rest) = line.strip_prefix("| <a id=\"")?.split_once("\"></a>")?;
+        Some((rest.split(' ').next()?.parse::<u16>().ok()?, problem))
     });
     let rows: Vec<_> = rows.collect();
     assert!(rows.len() > 10, "{rows:?}");

@@ -114,7 +114,7 @@ type WhyDead<E> = Arc<dyn Fn(&E) -> Option<String> + Send + Sync>;
 
 impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
     /// Creates a consumer with custom settings, such as a key from the body. A message's body and a Kinesis record's data
-    /// are JSON. The guide [Streams](crate::docs::streams) says which type reads an image of a DynamoDB record.
+    /// are JSON. The guide [Streams](crate::docs::reference::streams) says which type reads an image of a DynamoDB record.
     ///
     /// A key from the body also finds an item that was sent twice. Choose a [window](Self::window) longer than the source
     /// keeps its items.
@@ -193,7 +193,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     /// Choose a window longer than the source keeps its items, because Lambda delivers an item again for as long as the
     /// source has it. A queue keeps a message for 14 days at most. A DynamoDB stream keeps a record for 24 hours, a Kinesis
     /// stream for 24 hours by default and for 365 days at most, a topic of Kafka for a week by default. [Choosing
-    /// times](crate::docs::choosing_times#window) recommends windows.
+    /// times](crate::docs::reference::times#window) recommends windows.
     ///
     /// The table has a row for each item of the window. With [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), an
     /// unfinished item is refused for as long.

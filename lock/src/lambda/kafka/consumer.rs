@@ -40,7 +40,7 @@ use crate::lock::Locks;
 ///
 /// [`Consumer`] says when a record is done, how long it may take, what is logged, and has the settings. The handler takes a
 /// [`KafkaRecord`], or a [`WithRun`](crate::WithRun) around it to get the run as well. The guide
-/// [Streams](crate::docs::streams#kafka) has an event source mapping.
+/// [Streams](crate::docs::reference::streams#kafka) has an event source mapping.
 ///
 /// - A batch has records of several partitions. The answer names the first record of each partition that is not done.
 ///   Lambda delivers a partition again from there. The records behind it that are done are completed in the table, and do

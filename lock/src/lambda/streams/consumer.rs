@@ -40,7 +40,7 @@ use crate::lock::Locks;
 ///
 /// [`Consumer`] says when a record is done, how long it may take, what is logged, and has the settings. The handler takes a
 /// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it
-/// to get the run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
+/// to get the run as well. The guide [Streams](crate::docs::reference::streams) explains the settings of the mapping.
 ///
 /// - The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
 ///   it are finished. The records behind it that are done are completed in the table, and do not run again.
@@ -79,7 +79,7 @@ where
 {
     /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a
     /// Kinesis record is JSON. An image of a DynamoDB record is an item: see [which type reads
-    /// what](crate::docs::streams#the-type-of-an-image). As JSON, a
+    /// what](crate::docs::reference::streams#the-type-of-an-image). As JSON, a
     /// `KinesisRecord<Vec<u8>>` is an array of numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
     ///
     /// The key is `stream#event`: the stream's ARN and the event id. In Kinesis, the event id consists of the shard and the

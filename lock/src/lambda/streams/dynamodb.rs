@@ -30,7 +30,7 @@ use super::source::{StreamRecord, event_key};
 /// For a `DynamoDbRecord<serde_dynamo::Item>`, the images are the items as they are, with every type and every digit. For any
 /// other type, the consumer reads both images by serde, also one that the handler does not look at: a record with an image
 /// that cannot be read is not done, and blocks its shard. The error in the log names the attribute. The guide has [a table of
-/// which type reads what](crate::docs::streams#the-type-of-an-image).
+/// which type reads what](crate::docs::reference::streams#the-type-of-an-image).
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct DynamoDbRecord<B> {

@@ -56,7 +56,7 @@ enum Order {
 impl Wait {
     /// Waits in turn, for up to 10 s.
     ///
-    /// Waiters take turns in the order of arrival, which is not guaranteed. [Waiting](crate::docs::waiting) describes who asks
+    /// Waiters take turns in the order of arrival, which is not guaranteed. [Waiting](crate::docs::reference::waiting) describes who asks
     /// when. A place in the queue costs one `UpdateItem` (IAM action `dynamodb:UpdateItem`), and does not count as an
     /// attempt.
     ///
