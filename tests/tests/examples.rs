@@ -140,10 +140,7 @@ fn cells(row: &str) -> Vec<&str> {
 fn each_cell_of_the_recipes_is_shown_by_a_test() {
     // Where the tests of a recipe without a template are.
     let elsewhere = [
-        (
-            "lock/docs/recipes/keys.md",
-            concat!(include_str!("several/acquire.rs"), include_str!("several/waiting.rs")),
-        ),
+        ("lock/docs/recipes/keys.md", concat!(include_str!("several/acquire.rs"), include_str!("several/waiting.rs"))),
         ("lock/durable/README.md", include_str!("../../lock/durable/tests/durable/turns.rs")),
         ("lock/docs/reference/program.md", include_str!("../../program/tests/program/run.rs")),
     ];
@@ -261,92 +258,6 @@ fn the_template_of_the_quick_start_has_the_versions_of_the_workspace() {
         found += 1;
     }
     assert_eq!(found, 5);
-}
-
-/// The README and the guides, by name.
-fn pages() -> Vec<(String, String)> {
-    let guides = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs");
-    let guides = fs::read_dir(guides).unwrap().map(|guide| guide.unwrap().path());
-    let guides = guides.filter(|guide| guide.extension().is_some_and(|extension| extension == "md"));
-    let guides = guides.map(|guide| (guide.display().to_string(), fs::read_to_string(&guide).unwrap()));
-    guides.chain([("README.md".to_owned(), README.to_owned())]).collect()
-}
-
-#[test]
-fn the_readme_is_short_and_begins_with_code() {
-    assert!(README.lines().count() <= 200, "the README has {} lines", README.lines().count());
-    assert!(README.lines().take(30).any(|line| line.starts_with("```rust")), "the README begins without code");
-}
-
-// zsh, the shell of macOS, takes what follows a command for its arguments, and opens the quotes of a comment.
-#[test]
-fn the_commands_can_be_pasted_into_any_shell() {
-    let templates = templates().into_iter().map(|template| (template.clone(), file_of(&template, "README.md")));
-    for (name, page) in pages().into_iter().chain(templates) {
-        for block in page.split("```sh\n").skip(1) {
-            for line in block.split("```").next().unwrap().lines() {
-                let comment = line.split_once("# ").map_or("", |(_, comment)| comment);
-                let is_harmless = line.starts_with("# ") && !comment.contains(['`', '\'', '"', '$', ';', '*', '(']);
-                assert!(comment.is_empty() || is_harmless, "{name}: {line}");
-            }
-        }
-    }
-}
-
-#[test]
-fn the_runbook_has_each_alarm_and_each_kind_of_error() {
-    let runbook = include_str!("../../lock/docs/operate/runbook.md");
-    let template = include_str!("../../template.yaml");
-    let resources = template.split("\n\n").filter_map(|resource| {
-        let mut lines = resource.lines().skip_while(|line| line.trim_start().starts_with('#'));
-        let name = lines.next()?.trim().strip_suffix(':')?;
-        let is_alarm = resource.contains("Alarm\n") && resource.contains("AlarmActions:");
-        is_alarm.then_some(name)
-    });
-    let alarms: Vec<_> = resources.collect();
-    assert!(alarms.len() > 25, "{alarms:?}");
-    let (_, names) = include_str!("../../lock/src/error.rs").split_once("pub const fn as_str").unwrap();
-    let kinds: Vec<_> = names.split_once("\n    }\n").unwrap().0.split('"').skip(1).step_by(2).collect();
-    assert!(kinds.len() > 20, "{kinds:?}");
-    for name in alarms.into_iter().chain(kinds) {
-        assert!(runbook.contains(&format!("`{name}`")), "the runbook does not have {name}");
-    }
-}
-
-// docs.rs cuts off wider lines in a window of 1,200 pixels.
-#[test]
-fn the_code_of_the_guides_fits_the_page() {
-    for (name, page) in pages() {
-        for block in page.split("```rust").skip(1) {
-            let code = block.split("```").next().unwrap();
-            for line in code.lines().filter(|line| !line.starts_with("# ")) {
-                let most = if name == "README.md" { 100 } else { 88 };
-                assert!(line.chars().count() <= most, "{name}: {line}");
-            }
-        }
-    }
-}
-
-#[test]
-fn every_transaction_to_copy_draws_its_own_token() {
-    fn check(path: &Path, found: &mut usize) {
-        if path.is_dir() {
-            for entry in fs::read_dir(path).unwrap() {
-                check(&entry.unwrap().path(), found);
-            }
-        } else if let Ok(text) = fs::read_to_string(path) {
-            let count = |what: &str| text.matches(what).count();
-            let transactions = count(".transact_write_items()");
-            assert_eq!(count("client_request_token("), transactions, "{}", path.display());
-            *found += transactions;
-        }
-    }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut found = 0;
-    for shown in ["README.md", "SECURITY.md", "lambda-example/src", "lock/docs", "lock/examples", "lock/src"] {
-        check(&root.join(shown), &mut found);
-    }
-    assert!(found >= 8, "{found}");
 }
 
 #[tokio::test]
@@ -950,7 +861,8 @@ impl Intercept for Keys {
 
 /// The guide's patterns for `dynamodb:LeadingKeys`.
 fn patterns_of_the_guide() -> Vec<&'static str> {
-    let (_, patterns) = include_str!("../../lock/docs/operate/deploying.md").split_once("dynamodb:LeadingKeys:\n").unwrap();
+    let (_, patterns) =
+        include_str!("../../lock/docs/operate/deploying.md").split_once("dynamodb:LeadingKeys:\n").unwrap();
     let patterns = patterns.lines().map_while(|line| line.trim().strip_prefix("- "));
     patterns.map(|pattern| pattern.split_once(" # ").map_or(pattern, |(pattern, _)| pattern)).collect()
 }
