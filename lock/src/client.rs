@@ -36,6 +36,26 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 
 /// Returns the configuration of a DynamoDB client with short retries and timeouts.
 ///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use aws_sdk_dynamodb::Client;
+/// use aws_sdk_dynamodb::config::retry::RetryConfig;
+/// use lambda_lock::{Locks, client_config};
+///
+/// # async fn example() -> Result<(), lambda_lock::Error> {
+/// let config = aws_config::load_from_env().await;
+/// let client = Client::from_conf(client_config(&config).build());
+/// let locks = Locks::builder(client, "locks").build()?;
+///
+/// // With other retries:
+/// let retries = RetryConfig::standard().with_initial_backoff(Duration::from_millis(100));
+/// let client = Client::from_conf(client_config(&config).retry_config(retries).build());
+/// # let _ = (locks, client);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// The SDK's defaults suit a service that answers in seconds: the first retry waits up to 1 s, and no timeout ends a read.
 /// DynamoDB answers in milliseconds, and every request of a lock is safe to repeat.
 /// [`Locks::from_env`](crate::Locks::from_env) uses this configuration.
@@ -58,26 +78,6 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 ///
 /// A value in `config` that differs from the SDK's default is kept, such as one from `AWS_MAX_ATTEMPTS`. To override
 /// another value, set it on the returned builder. Sends no request.
-///
-/// ```no_run
-/// use std::time::Duration;
-///
-/// use aws_sdk_dynamodb::Client;
-/// use aws_sdk_dynamodb::config::retry::RetryConfig;
-/// use lambda_lock::{Locks, client_config};
-///
-/// # async fn example() -> Result<(), lambda_lock::Error> {
-/// let config = aws_config::load_from_env().await;
-/// let client = Client::from_conf(client_config(&config).build());
-/// let locks = Locks::builder(client, "locks").build()?;
-///
-/// // With other retries:
-/// let retries = RetryConfig::standard().with_initial_backoff(Duration::from_millis(100));
-/// let client = Client::from_conf(client_config(&config).retry_config(retries).build());
-/// # let _ = (locks, client);
-/// # Ok(())
-/// # }
-/// ```
 #[must_use]
 pub fn client_config(config: &SdkConfig) -> config::Builder {
     let retries = config.retry_config().cloned().unwrap_or_else(RetryConfig::standard);

@@ -249,9 +249,6 @@ impl Holder {
     /// Returns the permits in the row of a [semaphore](crate::Locks::semaphore), earliest end first. Empty for a
     /// lock, for a record of idempotency, for a permit, and if no permit is in the row.
     ///
-    /// The other methods of a semaphore's holder describe the permit whose lease ends first. A permit whose holder crashed
-    /// stays in the row until another acquire needs its place; it is not [current](Self::is_current) after its lease.
-    ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks) -> Result<(), Error> {
@@ -263,6 +260,9 @@ impl Holder {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// The other methods of a semaphore's holder describe the permit whose lease ends first. A permit whose holder crashed
+    /// stays in the row until another acquire needs its place; it is not [current](Self::is_current) after its lease.
     #[must_use]
     pub fn permits(&self) -> &[Self] {
         &self.permits

@@ -46,17 +46,17 @@
 //! # Guarantees
 //!
 //! At most one holder of a key, or N of a semaphore, considers itself valid at any instant, if the clocks of hosts differ by
-//! no more than [the clock skew](LocksBuilder::clock_skew). Every acquisition has a larger [fence](Lock::fence) than all
-//! earlier ones. A crashed holder blocks no one after its lease and the clock skew. If an answer is lost, the retry detects
-//! that its request succeeded. [What a holder may rely on](docs::trust::guarantees) has the exact words, and what
-//! it may not rely on.
+//! no more than [the clock skew](LocksBuilder::clock_skew). Every acquisition has a larger [fence](Lock::fence) than the
+//! earlier ones, with [two exceptions that you can avoid](docs::trust::guarantees#when-a-fence-can-go-back). A crashed holder
+//! blocks nobody once its lease and the clock skew have passed. If an answer is lost, the retry detects that its request
+//! succeeded. [What you can rely on](docs::trust::guarantees) has the whole list, and what you cannot rely on.
 //!
 //! # Cost
 //!
-//! An acquire, a refusal and a release are one `UpdateItem` each, with none in between. An acquire on a host whose clock is
-//! behind the last release of the key sends a second one. [Requests and IAM
-//! actions](docs::reference::requests) lists all operations. The SDK retries throttled and lost requests;
-//! [`client_config`] sets how often and how soon.
+//! If the key is free, an acquire is one `UpdateItem`, and so are a refusal and a release, with none in between. A waiter sends
+//! three or more, a permit needs a second one after a crash, and several keys need a transaction.
+//! [Requests, permissions and cost](docs::reference::requests) lists all operations. The SDK retries throttled and lost
+//! requests; [`client_config`] sets how often and how soon.
 //!
 //! # Sources
 //!

@@ -80,11 +80,11 @@ pub const OUTCOME: &str = "outcome";
 
 /// Gives the installed exporter the units and descriptions. Feature `metrics`.
 ///
-/// Call it only if the exporter is installed after [`Locks`](crate::Locks) was built.
-///
 /// ```
 /// lambda_lock::metrics::describe();
 /// ```
+///
+/// Call it only if the exporter is installed after [`Locks`](crate::Locks) was built.
 #[cfg(feature = "metrics")]
 pub fn describe() {
     for (name, description) in [

@@ -48,10 +48,6 @@ pub(crate) fn nonce() -> Result<String, getrandom::Error> {
 /// Draws a `ClientRequestToken` for your own `TransactWriteItems`: 128 bits from the operating system's generator, in
 /// hexadecimal. Sends no request.
 ///
-/// The SDK draws its tokens from a generator inside the process. Environments that Lambda restores from one snapshot
-/// (`SnapStart`) share its state, so they send the same tokens, and DynamoDB rejects the transaction of the second one, or
-/// takes it for a repetition and does not apply it.
-///
 /// ```
 /// # use aws_sdk_dynamodb::{Client, types::TransactWriteItem};
 /// # async fn example(client: Client, write: TransactWriteItem) -> Result<(), Box<dyn std::error::Error>> {
@@ -64,6 +60,10 @@ pub(crate) fn nonce() -> Result<String, getrandom::Error> {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// The SDK draws its tokens from a generator inside the process. Environments that Lambda restores from one snapshot
+/// (`SnapStart`) share its state, so they send the same tokens, and DynamoDB rejects the transaction of the second one, or
+/// takes it for a repetition and does not apply it.
 ///
 /// # Panics
 ///

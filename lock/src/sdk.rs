@@ -45,6 +45,19 @@ const URL: &str = "a URL like `http://localhost:8000`, or unset it";
 
 /// Loads the configuration of the AWS SDK, as [`ConfigLoader::load`] does, for clients of your own.
 ///
+/// ```no_run
+/// use aws_config::BehaviorVersion;
+/// use aws_sdk_dynamodb::Client;
+/// use lambda_lock::{Locks, client_config, load_config};
+///
+/// # async fn example() -> Result<(), lambda_lock::Error> {
+/// let config = load_config(aws_config::defaults(BehaviorVersion::latest()), None).await?;
+/// let locks = Locks::builder(Client::from_conf(client_config(&config).build()), "locks").build()?;
+/// # let _ = locks;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// [`Locks::from_env`](crate::Locks::from_env) and the program `lambda-lock` use it, because the SDK alone does not say what is
 /// wrong in the environment. With `AWS_ACCESS_KEY_ID` from a file with Windows line ends, for example, its first request
 /// panics. This function returns an error of kind [`Invalid`](crate::ErrorKind::Invalid), which names the variable and never its
@@ -68,19 +81,6 @@ const URL: &str = "a URL like `http://localhost:8000`, or unset it";
 /// credentials as usual. The function sets the HTTP client and the credentials of the `loader`; set others on the builder that
 /// [`client_config`](crate::client_config) returns. It reads files, and sends no request but what the loader sends to find the
 /// region.
-///
-/// ```no_run
-/// use aws_config::BehaviorVersion;
-/// use aws_sdk_dynamodb::Client;
-/// use lambda_lock::{Locks, client_config, load_config};
-///
-/// # async fn example() -> Result<(), lambda_lock::Error> {
-/// let config = load_config(aws_config::defaults(BehaviorVersion::latest()), None).await?;
-/// let locks = Locks::builder(Client::from_conf(client_config(&config).build()), "locks").build()?;
-/// # let _ = locks;
-/// # Ok(())
-/// # }
-/// ```
 pub async fn load_config(loader: ConfigLoader, profile: Option<&str>) -> Result<SdkConfig, Error> {
     let environment = Environment::read(profile).await;
     environment.check()?;

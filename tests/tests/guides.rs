@@ -57,7 +57,7 @@ fn labels(page: &str) -> (BTreeSet<String>, BTreeMap<String, String>) {
     let used = prose.split("][").skip(1).filter_map(|rest| Some(rest.split_once(']')?.0.to_owned())).collect();
     let defined = page.lines().filter_map(|line| {
         let (label, target) = line.strip_prefix('[')?.split_once("]: ")?;
-        Some((label.to_owned(), target.to_owned()))
+        (!label.contains(']')).then(|| (label.to_owned(), target.to_owned()))
     });
     (used, defined.collect())
 }

@@ -50,9 +50,6 @@ impl Held {
     /// of another context breaks the replay, and can skip work: with the context of the body, an item that is repeated can get
     /// the result of another one.
     ///
-    /// Steps and waits under one lock come one after the other: each takes the lock over, so the fences of a step beside it are
-    /// too small, and its lease ends earlier. Let a `map` have a concurrency of 1.
-    ///
     /// ```
     /// use aws_durable_execution_sdk::BoxError;
     /// use lambda_lock_durable::Held;
@@ -68,6 +65,9 @@ impl Held {
     /// }
     /// # async fn deploy(_: String, _: u64) -> Result<(), BoxError> { Ok(()) }
     /// ```
+    ///
+    /// Steps and waits under one lock come one after the other: each takes the lock over, so the fences of a step beside it are
+    /// too small, and its lease ends earlier. Let a `map` have a concurrency of 1.
     #[must_use]
     pub fn within(&self, ctx: &DurableContext) -> Self {
         Self { ctx: ctx.clone(), lock: Arc::clone(&self.lock) }
@@ -120,9 +120,6 @@ impl Held {
     /// attempt of the step only: do not record them. The lease that [`lease`](crate::DurableLock::lease) sets begins anew.
     /// One `UpdateItem`, or one `TransactWriteItems` for several keys.
     ///
-    /// Let the step have the strategy [`retry_take_over`](crate::retry_take_over) or one of your own. The work is not
-    /// cancelled when the lease ends: it must end in time.
-    ///
     /// ```
     /// use aws_durable_execution_sdk::{BoxError, StepSemantics};
     /// use lambda_lock_durable::{Held, retry_take_over};
@@ -137,6 +134,9 @@ impl Held {
     /// }
     /// # async fn pay(_: u64) -> Result<String, BoxError> { Ok(String::new()) }
     /// ```
+    ///
+    /// Let the step have the strategy [`retry_take_over`](crate::retry_take_over) or one of your own. The work is not
+    /// cancelled when the lease ends: it must end in time.
     ///
     /// # Errors
     ///

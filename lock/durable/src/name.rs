@@ -15,13 +15,13 @@ const MAX_OPERATION_BYTES: usize = 256;
 /// With another payload, it fails with `DurableExecutionAlreadyStartedException`. A name is that of one execution in the
 /// account and the region, until the function's `RetentionPeriodInDays` after its end: begin the key with the function.
 ///
-/// It has up to 64 letters, digits, `-` and `_`: the beginning of the key, with `-` for other characters, and 128 bits of the
-/// key's SHA-256 digest. Sends no request.
-///
 /// ```
 /// # use lambda_lock_durable::execution_name;
 /// assert_eq!(execution_name("order 7"), "order-7-0fc89f8ae19394b48debd6353bb9ad33");
 /// ```
+///
+/// It has up to 64 letters, digits, `-` and `_`: the beginning of the key, with `-` for other characters, and 128 bits of the
+/// key's SHA-256 digest. Sends no request.
 ///
 /// # A queue that starts executions
 ///

@@ -67,10 +67,6 @@ impl DynamoDb {
     /// Throttles the writes of a partition key beyond so many write units a second, with a reserve of one second. A partition
     /// of DynamoDB takes 1,000. Without this setting, nothing is throttled.
     ///
-    /// A write costs one unit for each KB of its row, rounded up, before or after the write, whichever is larger. One that its
-    /// condition refuses costs the same, in a transaction twice as much. A throttled write costs nothing.
-    /// `BatchWriteItem` is not limited. Clones of the returned value share the limit.
-    ///
     /// ```
     /// # fn main() -> Result<(), lambda_lock::Error> {
     /// let dynamodb = lambda_lock::embedded::DynamoDb::new()?.limit_partitions(1000);
@@ -78,6 +74,10 @@ impl DynamoDb {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// A write costs one unit for each KB of its row, rounded up, before or after the write, whichever is larger. One that its
+    /// condition refuses costs the same, in a transaction twice as much. A throttled write costs nothing.
+    /// `BatchWriteItem` is not limited. Clones of the returned value share the limit.
     #[must_use]
     pub fn limit_partitions(self, write_units: u32) -> Self {
         Self { partitions: Some(Arc::new(Partitions::limited_to(write_units))), ..self }

@@ -274,15 +274,6 @@ impl HttpIdempotencyLayer {
     /// Sets what of a request's body must be equal in a retry, instead of [all of it](Self#bodies). For example, a client
     /// that sends an order again may write the time of sending into it. Without this setting, the second order gets 422.
     ///
-    /// The closure gets the head and the body of a request, up to [`max_body_bytes`](Self::max_body_bytes), and returns the
-    /// part that counts, as a JSON value. The names of objects have no order. If it returns `None`, all of the body counts:
-    /// return that for a body that the closure cannot read. With `Some(Value::Null)`, nothing of the body counts. Two requests
-    /// with one key and an equal part are one operation, so the second gets the response to the first: leave out only what
-    /// changes nothing about the operation. The part is stored only as a digest.
-    ///
-    /// A deployment that changes the part changes the digest: a retry of a request from before it gets 422 until the window
-    /// has passed.
-    ///
     /// ```
     /// # use lambda_lock::http::{Caller, HttpIdempotencyLayer};
     /// # use lambda_lock::Locks;
@@ -295,6 +286,15 @@ impl HttpIdempotencyLayer {
     /// })
     /// # }
     /// ```
+    ///
+    /// The closure gets the head and the body of a request, up to [`max_body_bytes`](Self::max_body_bytes), and returns the
+    /// part that counts, as a JSON value. The names of objects have no order. If it returns `None`, all of the body counts:
+    /// return that for a body that the closure cannot read. With `Some(Value::Null)`, nothing of the body counts. Two requests
+    /// with one key and an equal part are one operation, so the second gets the response to the first: leave out only what
+    /// changes nothing about the operation. The part is stored only as a digest.
+    ///
+    /// A deployment that changes the part changes the digest: a retry of a request from before it gets 422 until the window
+    /// has passed.
     #[must_use]
     pub fn fingerprint_body<V: Into<Value>>(
         self,

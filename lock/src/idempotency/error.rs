@@ -16,10 +16,10 @@ use crate::error::Error;
 /// ```
 ///
 /// Lambda reports the error type `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`,
-/// `LockAccessDenied`, `LockTableNotFound`, `LockMalformedRow`, `LockWrongKind`, `LockInvalid`, `LockNotSent` or
-/// `LockRejected`; with idempotency also `IdempotencyInProgress`, `IdempotencyMismatch`, `IdempotencyUnfinished`,
-/// `IdempotencyKeyMissing` or `IdempotencyUnusableResult`. For the handler's own error, new or replayed, it reports the
-/// type of that error.
+/// `LockAccessDenied`, `LockTableNotFound`, `LockMalformedRow`, `LockWrongKind`, `LockInvalid`, `LockNotSent`, `LockRejected`
+/// or, with coalescing, `LockRunAgain`; with idempotency also `IdempotencyInProgress`, `IdempotencyMismatch`,
+/// `IdempotencyUnfinished`, `IdempotencyKeyMissing` or `IdempotencyUnusableResult`. For the handler's own error, new or
+/// replayed, it reports the type of that error.
 ///
 /// `lambda_runtime` logs the error of an invocation with `Debug`. The `Debug` of this type is that of the error inside, so
 /// your own error is logged as your type prints it.

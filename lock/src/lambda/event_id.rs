@@ -9,6 +9,17 @@ use super::invocation::escape;
 /// Returns the id of an event of SNS, `EventBridge` or S3, as a key for [`Idempotency`](crate::Idempotency). All deliveries
 /// of an event have the same id. Sends no request.
 ///
+/// ```
+/// # use lambda_lock::idempotency::OnMissingKey;
+/// # use lambda_lock::lambda::event_id;
+/// # use lambda_lock::{Idempotency, IdempotencyLayer, Locks};
+/// # use lambda_runtime::LambdaEvent;
+/// # use serde_json::Value;
+/// # fn example(locks: Locks) -> IdempotencyLayer<LambdaEvent<Value>, Value, (), std::io::Error> {
+/// IdempotencyLayer::new(Idempotency::new(locks, OnMissingKey::Reject, event_id))
+/// # }
+/// ```
+///
 /// The event comes directly, as a [`LambdaEvent`], or through a queue, as a [`SqsMessage`](crate::lambda::SqsMessage). A
 /// [`Value`] is the event itself, for example in a record of a stream. Payloads and bodies are a [`Value`], or any type that is
 /// written as it was read, such as those of `aws_lambda_events`. A text is read as JSON.
@@ -28,17 +39,6 @@ use super::invocation::escape;
 /// The key of an object is in the form of the notification. In each part, `#` becomes `%23` and `%` becomes `%25`. The ids of
 /// an event with several records follow each other. Keys of objects can be longer than the 2,048 bytes of a row's key: choose
 /// [`RecordFormat::Hashed`](crate::idempotency::RecordFormat::Hashed) for them. A publisher that sends twice creates two ids.
-///
-/// ```
-/// # use lambda_lock::idempotency::OnMissingKey;
-/// # use lambda_lock::lambda::event_id;
-/// # use lambda_lock::{Idempotency, IdempotencyLayer, Locks};
-/// # use lambda_runtime::LambdaEvent;
-/// # use serde_json::Value;
-/// # fn example(locks: Locks) -> IdempotencyLayer<LambdaEvent<Value>, Value, (), std::io::Error> {
-/// IdempotencyLayer::new(Idempotency::new(locks, OnMissingKey::Reject, event_id))
-/// # }
-/// ```
 ///
 /// For events that come through a queue:
 ///

@@ -111,12 +111,6 @@ impl<H, P, T, E> IdempotencyLayer<H, P, T, E> {
     /// send the same key do not share a record. The row's key is `prefix#tenant#key`. In the tenant's id, `#` becomes `%23`
     /// and `%` becomes `%25`.
     ///
-    /// Without this setting, the tenants of a function share its records: one tenant can get the result of another one,
-    /// unless the key contains the tenant already.
-    ///
-    /// An invocation without a tenant id fails with `LockInvalid`, and the handler does not run. Powertools' libraries
-    /// do not know tenants, so records with this setting are not shared with their functions.
-    ///
     /// ```
     /// # use lambda_lock::{Idempotency, IdempotencyLayer};
     /// # use lambda_runtime::LambdaEvent;
@@ -125,6 +119,12 @@ impl<H, P, T, E> IdempotencyLayer<H, P, T, E> {
     /// IdempotencyLayer::new(orders).per_tenant()
     /// # }
     /// ```
+    ///
+    /// Without this setting, the tenants of a function share its records: one tenant can get the result of another one,
+    /// unless the key contains the tenant already.
+    ///
+    /// An invocation without a tenant id fails with `LockInvalid`, and the handler does not run. Powertools' libraries
+    /// do not know tenants, so records with this setting are not shared with their functions.
     #[must_use]
     pub fn per_tenant(mut self) -> Self {
         self.idempotency = self.idempotency.per_tenant();

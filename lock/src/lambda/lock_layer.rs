@@ -228,12 +228,6 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// own lock, so tenants do not wait for each other. The key is `key#tenant`, by default `function#tenant`. In the
     /// tenant's id, `#` becomes `%23` and `%` becomes `%25`.
     ///
-    /// Without this setting, all tenants of a function share the lock of its name. A record of the function whose plain key
-    /// is the id of a tenant has the same row as that tenant's lock: hash the keys of records, or set a
-    /// [prefix](crate::Idempotency::prefix).
-    ///
-    /// An invocation without a tenant id fails with `LockInvalid`, and the handler does not run.
-    ///
     /// ```
     /// # use lambda_lock::{LockLayer, Locks};
     /// # use lambda_runtime::LambdaEvent;
@@ -241,6 +235,12 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// LockLayer::new(locks).per_tenant()
     /// # }
     /// ```
+    ///
+    /// Without this setting, all tenants of a function share the lock of its name. A record of the function whose plain key
+    /// is the id of a tenant has the same row as that tenant's lock: hash the keys of records, or set a
+    /// [prefix](crate::Idempotency::prefix).
+    ///
+    /// An invocation without a tenant id fails with `LockInvalid`, and the handler does not run.
     #[must_use]
     pub fn per_tenant(self) -> Self {
         self.with(|settings| settings.per_tenant = true)
@@ -273,9 +273,6 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// Runs up to `permits` invocations of a key at a time, instead of one: each acquires a permit of the key's
     /// [semaphore](Locks::semaphore). From 1 to 100; another number fails every invocation with `LockInvalid`.
     ///
-    /// A key is either a lock or a semaphore: the first deployment with this setting needs another key than a layer without
-    /// it. Invocations that [wait](Self::wait) take turns, as those for a lock.
-    ///
     /// ```
     /// # use lambda_lock::{LockLayer, Locks};
     /// # use lambda_runtime::LambdaEvent;
@@ -286,6 +283,9 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     ///     .at_most(5)
     /// # }
     /// ```
+    ///
+    /// A key is either a lock or a semaphore: the first deployment with this setting needs another key than a layer without
+    /// it. Invocations that [wait](Self::wait) take turns, as those for a lock.
     #[must_use]
     pub fn at_most(self, permits: u32) -> Self {
         self.with(|settings| {
@@ -296,10 +296,6 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// Starts up to `calls` invocations of a key in each `period`, instead of one at a time: each passes the key's
     /// [rate](Locks::rate). With [`wait`](Self::wait), an invocation sleeps until its time comes. Otherwise, and if the wait would
     /// be too long, it finds the key held: [`on_held`](Self::on_held) answers it, or it fails with `LockHeld`.
-    ///
-    /// Nothing is held while the handler runs, so its lock is not [enforced](Lock::is_enforced), and
-    /// [`min_hold`](Self::min_hold) has no effect. Replaces [`at_most`](Self::at_most), and needs another key than a layer
-    /// without this setting. To limit both, put one layer around the other.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -313,6 +309,10 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     ///     .wait(Duration::from_secs(5))
     /// # }
     /// ```
+    ///
+    /// Nothing is held while the handler runs, so its lock is not [enforced](Lock::is_enforced), and
+    /// [`min_hold`](Self::min_hold) has no effect. Replaces [`at_most`](Self::at_most), and needs another key than a layer
+    /// without this setting. To limit both, put one layer around the other.
     #[must_use]
     pub fn at_rate(self, calls: u32, period: Duration) -> Self {
         let rate = self.settings.locks.rate("", calls, period);
@@ -347,6 +347,17 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// Runs the handler once more if other invocations were skipped meanwhile. Off by default. For work that has to see each
     /// change, such as the rebuild of an index: a change that comes in while the handler runs may be too late for this run.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{LockLayer, Locks};
+    /// # use lambda_runtime::LambdaEvent;
+    /// # fn example(locks: Locks) -> LockLayer<LambdaEvent<()>, String> {
+    /// LockLayer::new(locks)
+    ///     .on_held(|held| format!("left to the run of {held}"))
+    ///     .coalesce(Duration::from_secs(20))
+    /// # }
+    /// ```
+    ///
     /// An invocation that finds the key held leaves its work to the holder, and is answered by [`on_held`](Self::on_held), which
     /// this setting needs. However many were skipped, one more run follows, which begins after all of them. It is a new
     /// acquisition with a larger [fence](Lock::fence), and handles the event of the invocation that runs it, not those that were
@@ -366,17 +377,6 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     ///
     /// Does not go together with [`min_hold`](Self::min_hold), [`at_most`](Self::at_most), [`at_rate`](Self::at_rate) and
     /// [`OnUnavailable::RunUnlocked`]: the invocation then fails with `LockInvalid`.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use lambda_lock::{LockLayer, Locks};
-    /// # use lambda_runtime::LambdaEvent;
-    /// # fn example(locks: Locks) -> LockLayer<LambdaEvent<()>, String> {
-    /// LockLayer::new(locks)
-    ///     .on_held(|held| format!("left to the run of {held}"))
-    ///     .coalesce(Duration::from_secs(20))
-    /// # }
-    /// ```
     #[must_use]
     pub fn coalesce(self, needs: Duration) -> Self
     where

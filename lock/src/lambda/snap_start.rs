@@ -12,17 +12,6 @@ const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// For a function with Lambda's `SnapStart`. One call registers these locks and their clones. Feature `lambda`.
 ///
-/// *Before the snapshot*, all locks that are held are released, as by [`Locks::release_all`]: in a snapshot, each would have
-/// a holder in every environment. All background requests are waited for. Both take at most 10 s together; an error is
-/// logged at level `warn`. Then the idle connections of a client with [`client_config`](crate::client_config) are given up.
-///
-/// *After a restore*, [`Locks::warm_up`] opens a connection. A failure is logged at level `debug`, and the first acquire then
-/// opens it. No hook fails.
-///
-/// Owners, tokens and the delays of a wait come from the operating system, so they differ between environments with and
-/// without these hooks. So do the delays of the SDK's retries with [`client_config`](crate::client_config). Those of another
-/// client differ only on the thread of the hook.
-///
 /// ```no_run
 /// # use std::sync::Arc;
 /// # use lambda_lock::{LockLayer, Locks};
@@ -35,6 +24,17 @@ const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// # }
 /// # async fn handler(_: LambdaEvent<()>) -> Result<(), Error> { Ok(()) }
 /// ```
+///
+/// *Before the snapshot*, all locks that are held are released, as by [`Locks::release_all`]: in a snapshot, each would have
+/// a holder in every environment. All background requests are waited for. Both take at most 10 s together; an error is
+/// logged at level `warn`. Then the idle connections of a client with [`client_config`](crate::client_config) are given up.
+///
+/// *After a restore*, [`Locks::warm_up`] opens a connection. A failure is logged at level `debug`, and the first acquire then
+/// opens it. No hook fails.
+///
+/// Owners, tokens and the delays of a wait come from the operating system, so they differ between environments with and
+/// without these hooks. So do the delays of the SDK's retries with [`client_config`](crate::client_config). Those of another
+/// client differ only on the thread of the hook.
 impl SnapStartResource for Locks {
     fn before_snapshot(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async {

@@ -251,6 +251,19 @@ impl Acquire {
     /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request, and two to take a lock over; IAM action
     /// `dynamodb:UpdateItem`.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
+    /// let lock = locks
+    ///     .acquire("nightly-report")
+    ///     .identity(execution_arn)
+    ///     .wait(Duration::from_secs(5))
+    ///     .await?;
+    /// # lock.release().await
+    /// # }
+    /// ```
+    ///
     /// The identity must be unique to one piece of work: two parallel branches of a workflow need two. It has one permit of a
     /// semaphore. It is a part of the [owner](Lock::owner) in the row, so others can read it; of an identity of more than 256
     /// bytes, the row has the SHA-256 digest. Refusals, logs and the program show it. Pass a digest of one that is
@@ -267,19 +280,6 @@ impl Acquire {
     /// invocation has ended, or if a receiver rejects its smaller fence, or with the condition check in the transaction.
     ///
     /// A lock that was released is not taken over.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use lambda_lock::{Error, Locks};
-    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
-    /// let lock = locks
-    ///     .acquire("nightly-report")
-    ///     .identity(execution_arn)
-    ///     .wait(Duration::from_secs(5))
-    ///     .await?;
-    /// # lock.release().await
-    /// # }
-    /// ```
     pub fn identity(mut self, identity: impl Into<String>) -> Self {
         self.identity = Some(identity.into());
         self
@@ -290,11 +290,6 @@ impl Acquire {
     /// It never acquires what is free: the lock may have been another's meanwhile. A takeover that is not answered frees nothing:
     /// the identity still holds the lock. Two `UpdateItem`s, of which the first reads the row (IAM action
     /// `dynamodb:UpdateItem`).
-    ///
-    /// # Errors
-    ///
-    /// The error [`is_lost`](Error::is_lost) if the identity does not hold the lock. Without an identity it is
-    /// [invalid](crate::ErrorKind::Invalid).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -312,6 +307,11 @@ impl Acquire {
     /// lock.into_ticket() // the identity still holds the lock
     /// # }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// The error [`is_lost`](Error::is_lost) if the identity does not hold the lock. Without an identity it is
+    /// [invalid](crate::ErrorKind::Invalid).
     pub async fn take_over(mut self) -> Result<Lock, Error> {
         self.takes_over = true;
         self.send().await
@@ -335,6 +335,16 @@ impl Acquire {
     /// Runs `body` under the lock, and releases the lock when the body returns, fails or panics. In a program that is built
     /// with `panic = "abort"`, a panic ends the process instead, and the key is free when the lease ends.
     ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let rows = locks.acquire("nightly-report").run(async |lock| write_report(lock.fence()).await).await?;
+    /// # let _: u32 = rows;
+    /// # Ok(())
+    /// # }
+    /// # async fn write_report(_: u64) -> u32 { 0 }
+    /// ```
+    ///
     /// Returns what the body returns, a `Result` of its own included. When the lease ends first, the body is cancelled at its
     /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled: if it
     /// returns after the lease, the error is the same. So is it after Lambda has frozen the process until after the lease: the
@@ -347,16 +357,6 @@ impl Acquire {
     ///
     /// A body that returns counts as done, so [`min_hold`](Self::min_hold) applies, and the metrics count it as
     /// [released](crate::metrics::RELEASED): call [`Lock::clear_min_hold`] in a body that failed.
-    ///
-    /// ```
-    /// # use lambda_lock::{Error, Locks};
-    /// # async fn example(locks: Locks) -> Result<(), Error> {
-    /// let rows = locks.acquire("nightly-report").run(async |lock| write_report(lock.fence()).await).await?;
-    /// # let _: u32 = rows;
-    /// # Ok(())
-    /// # }
-    /// # async fn write_report(_: u64) -> u32 { 0 }
-    /// ```
     pub async fn run<T>(self, body: impl AsyncFnOnce(&Lock) -> T) -> Result<T, Error> {
         let lock = self.await?;
         hold(&lock, async { body(&lock).await }).await
@@ -365,20 +365,6 @@ impl Acquire {
     /// Makes one attempt of a wait, for a caller that sleeps elsewhere: a workflow that is suspended, or a state machine. Pass
     /// no turn first. If another holder has the key, the outcome is a [`Turn`]: sleep for its
     /// [delay](Turn::delay), and pass it to the next attempt, which may be in another process. The waiter keeps its place.
-    ///
-    /// [`wait`](Self::wait) limits the time from the first attempt: a day by default. After that, a refused attempt fails
-    /// with an error that [`is_held`](Error::is_held). Any other error that [`is_retryable`](Error::is_retryable) also becomes
-    /// a turn, so that the wait goes on.
-    ///
-    /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and those ahead should be done.
-    /// If the hold takes longer than others, they are up to half of its age. If the row does not know how long holds take,
-    /// they are up to half of its age, too, but at most 30 s or a twentieth of that age. Without a place, they are those of
-    /// the backoff. The [deadline](Self::deadline) ends the lease and not the wait. One `UpdateItem` (IAM action
-    /// `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
-    ///
-    /// # Errors
-    ///
-    /// A turn of another key or table is [invalid](crate::ErrorKind::Invalid).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -400,6 +386,20 @@ impl Acquire {
     ///     }
     /// }
     /// ```
+    ///
+    /// [`wait`](Self::wait) limits the time from the first attempt: a day by default. After that, a refused attempt fails
+    /// with an error that [`is_held`](Error::is_held). Any other error that [`is_retryable`](Error::is_retryable) also becomes
+    /// a turn, so that the wait goes on.
+    ///
+    /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and those ahead should be done.
+    /// If the hold takes longer than others, they are up to half of its age. If the row does not know how long holds take,
+    /// they are up to half of its age, too, but at most 30 s or a twentieth of that age. Without a place, they are those of
+    /// the backoff. The [deadline](Self::deadline) ends the lease and not the wait. One `UpdateItem` (IAM action
+    /// `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
+    ///
+    /// # Errors
+    ///
+    /// A turn of another key or table is [invalid](crate::ErrorKind::Invalid).
     pub async fn attempt_in_turn(self, turn: Option<Turn>) -> Result<Attempt, Error> {
         self.attempt_once(turn).await
     }

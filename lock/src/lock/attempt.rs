@@ -23,13 +23,13 @@ pub enum Attempt {
 /// `serde` it is serialisable: a workflow keeps it in its state. It holds nothing, so it can be dropped or used twice: two
 /// waiters then ask at the same time, and one of them is refused.
 ///
-/// It has no secret. Another program can change it, which costs time and no guarantee.
-///
-/// # Format
-///
 /// ```json
 /// {"version":1,"table":"locks","began":1795254763639,"attempts":1,"delay":20000,"keys":[{"key":"deploy","place":3,"joins":1}]}
 /// ```
+///
+/// It has no secret. Another program can change it, which costs time and no guarantee.
+///
+/// # Format
 ///
 /// Times are in milliseconds, and `began` since the Unix epoch. `key` is that of the row, with the prefix. More fields of a key
 /// say what the last attempt saw: `head`, `tail`, `tail_until`, `hold`, `hold_deviation`, `fence` and `seen`. Unknown fields

@@ -383,10 +383,6 @@ impl Lock {
     /// no request. [`Acquire::run`](crate::Acquire::run) does the same and releases the lock. This is for a lock that was
     /// [resumed](crate::Locks::resume), or that is handed over afterwards.
     ///
-    /// The clock is read before each step of the work, from one await point to the next. So if Lambda freezes the process
-    /// until after the lease, the next step does not run, because another holder may have the key by then. A result that was
-    /// ready in that step is lost with it.
-    ///
     /// ```
     /// # use lambda_lock::{Error, Locks, Ticket};
     /// # async fn example(locks: Locks, ticket: Ticket) -> Result<Ticket, Error> {
@@ -396,6 +392,10 @@ impl Lock {
     /// # }
     /// # async fn migrate() {}
     /// ```
+    ///
+    /// The clock is read before each step of the work, from one await point to the next. So if Lambda freezes the process
+    /// until after the lease, the next step does not run, because another holder may have the key by then. A result that was
+    /// ready in that step is lost with it.
     pub async fn while_held<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let mut work = pin!(work);
         let next_step = poll_fn(|context| {
@@ -523,10 +523,6 @@ impl Lock {
     /// have left their work, one more run is enough, because it begins after all of them. One request; IAM action
     /// `dynamodb:UpdateItem`.
     ///
-    /// If the acquire that follows is refused, another client has acquired the key since: leave your further run to that holder, as
-    /// below. After an error that is not [lost](Error::is_lost), nobody knows whether work was left: repeat the release, or fail so
-    /// that you are retried.
-    ///
     /// ```
     /// # use lambda_lock::Locks;
     /// # async fn example(locks: Locks) -> Result<(), Box<dyn std::error::Error>> {
@@ -554,6 +550,10 @@ impl Lock {
     /// # async fn rebuild_the_index() {}
     /// ```
     ///
+    /// If the acquire that follows is refused, another client has acquired the key since: leave your further run to that holder, as
+    /// below. After an error that is not [lost](Error::is_lost), nobody knows whether work was left: repeat the release, or fail so
+    /// that you are retried.
+    ///
     /// An error that [`is_lost`](Error::is_lost) does not say whether work was left: acquire again, as if it was. A lock that was
     /// released before, or is not [enforced](Self::is_enforced), has been left no work, and neither has a permit. A lock of several
     /// keys cannot know: this is an error of kind [`Invalid`](crate::ErrorKind::Invalid), and the lock stays held.
@@ -574,11 +574,6 @@ impl Lock {
     /// Returns the `ConditionCheck` "this lock is still held" for your own `TransactWriteItems`, so that your write only
     /// succeeds while the lock is held.
     ///
-    /// Sends no request. In the transaction it costs one write check, and needs the IAM action
-    /// `dynamodb:ConditionCheckItem`. For a lock that is not [enforced](Self::is_enforced), the check always holds. With
-    /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency), there are no transactions: fails
-    /// with an error of kind [`Invalid`](crate::ErrorKind::Invalid).
-    ///
     /// ```
     /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
     /// # async fn example(client: Client, lock: &lambda_lock::Lock, put: Put) -> Result<(), Box<dyn std::error::Error>> {
@@ -592,6 +587,11 @@ impl Lock {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// Sends no request. In the transaction it costs one write check, and needs the IAM action
+    /// `dynamodb:ConditionCheckItem`. For a lock that is not [enforced](Self::is_enforced), the check always holds. With
+    /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency), there are no transactions: fails
+    /// with an error of kind [`Invalid`](crate::ErrorKind::Invalid).
     ///
     /// A lock of several keys has one check for each ([`condition_checks`](Self::condition_checks)). One check for all of them
     /// is an error of kind [`Invalid`](crate::ErrorKind::Invalid).

@@ -11,15 +11,6 @@ impl Locks {
     /// Frees the key, or the permit of the semaphore, if this [identity](crate::Acquire::identity) holds it. Returns `false`
     /// if it does not: its lock was released, its lease has ended, or another holder has the key.
     ///
-    /// It is for the end of a workflow that knows its identity and not its [`Ticket`](crate::Ticket): a step after an error,
-    /// or a function that learns that an execution was stopped. The holder finds its lock lost. Make sure that it has ended.
-    /// The key is free at once, whatever its [minimum hold](crate::Acquire::min_hold). Of several keys, it frees one.
-    ///
-    /// One consistent `GetItem`, and one `UpdateItem` if the identity holds the key; up to three of each while others change
-    /// the row. IAM actions `dynamodb:GetItem` and
-    /// `dynamodb:UpdateItem`. It can be repeated after any error. If locking is [disabled](crate::LocksBuilder::enabled),
-    /// nothing is sent.
-    ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
@@ -29,6 +20,15 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// It is for the end of a workflow that knows its identity and not its [`Ticket`](crate::Ticket): a step after an error,
+    /// or a function that learns that an execution was stopped. The holder finds its lock lost. Make sure that it has ended.
+    /// The key is free at once, whatever its [minimum hold](crate::Acquire::min_hold). Of several keys, it frees one.
+    ///
+    /// One consistent `GetItem`, and one `UpdateItem` if the identity holds the key; up to three of each while others change
+    /// the row. IAM actions `dynamodb:GetItem` and
+    /// `dynamodb:UpdateItem`. It can be repeated after any error. If locking is [disabled](crate::LocksBuilder::enabled),
+    /// nothing is sent.
     pub async fn release_identity(&self, key: impl Into<String>, identity: &str) -> Result<bool, Error> {
         let key = key.into();
         self.check_key(&key)?;

@@ -83,6 +83,13 @@ impl Locks {
     /// [`load_config`] checks, and the client has the short retries and timeouts of [`client_config`]. These variables set the
     /// rest:
     ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), lambda_lock::Error> {
+    /// let locks = lambda_lock::Locks::from_env().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// | variable | meaning | default |
     /// | --- | --- | --- |
     /// | `LOCK_TABLE_NAME` | the table's name or ARN | required |
@@ -93,13 +100,6 @@ impl Locks {
     /// | `LOCK_MULTI_REGION_STRONG_CONSISTENCY` | [`LocksBuilder::multi_region_strong_consistency`], `true` or `false` | `false` |
     ///
     /// Sends no request. An error names the variable and its value, unless that is a secret.
-    ///
-    /// ```no_run
-    /// # async fn example() -> Result<(), lambda_lock::Error> {
-    /// let locks = lambda_lock::Locks::from_env().await?;
-    /// # Ok(())
-    /// # }
-    /// ```
     pub async fn from_env() -> Result<Self, Error> {
         // Check the variables first: without a table, there is no point in looking up a region.
         let settings = Variables::read(|name| env::var(name).ok())?;
@@ -110,10 +110,6 @@ impl Locks {
     /// Returns the client. Use it for your own requests too: a second client opens a second connection and resolves the
     /// credentials again, which makes a cold start slower.
     ///
-    /// With [`client_config`], the client repeats a request that is not answered within a second, up to five times. An
-    /// unanswered attempt may have been applied, so give your own writes a condition or a `ClientRequestToken`, or set
-    /// other timeouts.
-    ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example() -> Result<(), Error> {
@@ -123,6 +119,10 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// With [`client_config`], the client repeats a request that is not answered within a second, up to five times. An
+    /// unanswered attempt may have been applied, so give your own writes a condition or a `ClientRequestToken`, or set
+    /// other timeouts.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.0.table.client
@@ -136,15 +136,6 @@ impl Locks {
 
     /// Opens the connection to DynamoDB and resolves the credentials, so that the first acquire need not.
     ///
-    /// Call it before `Runtime::run`. Lambda runs the init phase with a full CPU, but the first invocation only with the
-    /// function's share of a CPU. A TLS handshake takes tens of milliseconds of a full CPU, and several times as long on a
-    /// small function. With `SnapStart`, [register the locks](crate::docs::operate::deploying#snapstart) as well.
-    ///
-    /// One `UpdateItem` that is never applied, which DynamoDB counts as one write. The IAM action is
-    /// `dynamodb:UpdateItem`, and the key is the prefix followed by `lambda-lock-check`; a denial warms up just as well. A
-    /// failure is logged at level `debug`, and the first acquire then opens the connection. Takes at most 3 s, to leave
-    /// time in the init phase. Sends nothing if locking is [disabled](LocksBuilder::enabled).
-    ///
     /// ```no_run
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example() -> Result<(), Error> {
@@ -154,6 +145,15 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// Call it before `Runtime::run`. Lambda runs the init phase with a full CPU, but the first invocation only with the
+    /// function's share of a CPU. A TLS handshake takes tens of milliseconds of a full CPU, and several times as long on a
+    /// small function. With `SnapStart`, [register the locks](crate::docs::operate::deploying#snapstart) as well.
+    ///
+    /// One `UpdateItem` that is never applied, which DynamoDB counts as one write. The IAM action is
+    /// `dynamodb:UpdateItem`, and the key is the prefix followed by `lambda-lock-check`; a denial warms up just as well. A
+    /// failure is logged at level `debug`, and the first acquire then opens the connection. Takes at most 3 s, to leave
+    /// time in the init phase. Sends nothing if locking is [disabled](LocksBuilder::enabled).
     #[doc(alias = "cold start")]
     pub async fn warm_up(&self) {
         if self.0.enabled
@@ -167,8 +167,6 @@ impl Locks {
     /// withdrawals of acquires that ended without an answer. Call it before Lambda freezes the environment. Fails with an
     /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable) if some are unanswered when the limit ends; they go on.
     ///
-    /// Sends no request. Each background request takes up to 10 s, and a withdrawal usually sends one or two.
-    ///
     /// ```
     /// # use std::time::Duration;
     /// # use lambda_lock::{Error, Locks};
@@ -179,6 +177,8 @@ impl Locks {
     /// Err(error)
     /// # }
     /// ```
+    ///
+    /// Sends no request. Each background request takes up to 10 s, and a withdrawal usually sends one or two.
     pub async fn flush(&self, limit: Duration) -> Result<(), Error> {
         let mut requests = self.0.in_background.subscribe();
         // The receiver fails only if the sender is gone, and `self` has the sender.
@@ -190,6 +190,20 @@ impl Locks {
 
     /// Releases all locks and permits that these `Locks` and their clones hold, within `limit`, before the process ends. Also
     /// waits for background requests, as [`flush`](Self::flush) does. Can be repeated.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = lambda_lock::Locks::from_env().await?;
+    /// let held = locks.clone();
+    /// // With the feature `graceful-shutdown` of `lambda_runtime`, in its `spawn_graceful_shutdown_handler`:
+    /// let on_sigterm = async move || {
+    ///     let _logged = held.release_all(Duration::from_millis(400)).await;
+    /// };
+    /// # on_sigterm().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// Each lock whose release fails or is not answered is logged at level `warn`, and its key is free when its lease ends.
     /// The error is the first of them.
@@ -207,20 +221,6 @@ impl Locks {
     ///
     /// Call it on SIGTERM. Lambda sends it to a function with an extension, and ends the process 500 ms later. A lock that is
     /// acquired after the call is not released.
-    ///
-    /// ```no_run
-    /// # use std::time::Duration;
-    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// let locks = lambda_lock::Locks::from_env().await?;
-    /// let held = locks.clone();
-    /// // With the feature `graceful-shutdown` of `lambda_runtime`, in its `spawn_graceful_shutdown_handler`:
-    /// let on_sigterm = async move || {
-    ///     let _logged = held.release_all(Duration::from_millis(400)).await;
-    /// };
-    /// # on_sigterm().await;
-    /// # Ok(())
-    /// # }
-    /// ```
     pub async fn release_all(&self, limit: Duration) -> Result<(), Error> {
         let started = self.0.clock.now();
         let left = || limit.saturating_sub(self.0.clock.now().since(started));
@@ -329,9 +329,6 @@ impl LocksBuilder {
     /// [Powertools](crate::docs::reference::powertools), whose settings are `sort_key_attr` and `static_pk_value`. Replaces
     /// [`sort_key`](Self::sort_key).
     ///
-    /// All rows are then in one partition of DynamoDB, which takes about 1,000 writes a second. A key has at most 1,024 bytes
-    /// with its prefix: DynamoDB rejects a longer one.
-    ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
     /// # fn example(client: aws_sdk_dynamodb::Client) -> Result<(), Error> {
@@ -339,6 +336,9 @@ impl LocksBuilder {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// All rows are then in one partition of DynamoDB, which takes about 1,000 writes a second. A key has at most 1,024 bytes
+    /// with its prefix: DynamoDB rejects a longer one.
     pub fn key_in_sort_key(mut self, sort_key: impl Into<String>, partition: impl Into<String>) -> Self {
         self.table.sort_key = Some((sort_key.into(), partition.into()));
         self.table.has_key_in_sort_key = true;
@@ -362,12 +362,6 @@ impl LocksBuilder {
     /// Says that the table is a global table with multi-Region strong consistency, so that locks hold across its regions. Off by
     /// default.
     ///
-    /// Such a table has no transactions. With this setting, what needs one fails with an error of kind
-    /// [`Invalid`](crate::ErrorKind::Invalid) before anything is sent: [several keys](Locks::acquire_all),
-    /// [`condition_check`](crate::Lock::condition_check) and [`Run::complete_in`](crate::Run::complete_in). Without it, DynamoDB
-    /// rejects the transaction. Such a table has no TTL either: [`Locks::delete_expired`] deletes old rows, and
-    /// [`Locks::create_table`] leaves TTL off.
-    ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
     /// # fn example(client: aws_sdk_dynamodb::Client) -> Result<(), Error> {
@@ -375,6 +369,12 @@ impl LocksBuilder {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// Such a table has no transactions. With this setting, what needs one fails with an error of kind
+    /// [`Invalid`](crate::ErrorKind::Invalid) before anything is sent: [several keys](Locks::acquire_all),
+    /// [`condition_check`](crate::Lock::condition_check) and [`Run::complete_in`](crate::Run::complete_in). Without it, DynamoDB
+    /// rejects the transaction. Such a table has no TTL either: [`Locks::delete_expired`] deletes old rows, and
+    /// [`Locks::create_table`] leaves TTL off.
     pub fn multi_region_strong_consistency(mut self, is_strong: bool) -> Self {
         self.table.has_strong_regions = is_strong;
         self

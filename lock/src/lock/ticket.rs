@@ -354,13 +354,6 @@ impl Locks {
     /// from 1 ms to 366 days, and for a permit of a semaphore to a day. Returns when the lease ends, by this host's
     /// clock. One request, or two if the lease ends later already; IAM action `dynamodb:UpdateItem`.
     ///
-    /// The lease is never shortened, also not by a late request of the process that made the ticket. After a crash, the
-    /// key stays held until it ends or an operator [frees](Self::force_release) it. Can be repeated after any error.
-    /// Fails as [`resume`](Self::resume) does, but succeeds until the lease has ended for all hosts. Work that relies
-    /// on the returned time is not cancelled by this crate.
-    ///
-    /// If the lock is not enforced, nothing is sent, and the lease ends `lease` from now.
-    ///
     /// ```
     /// # use std::time::Duration;
     /// # use lambda_lock::{Error, Locks, Ticket};
@@ -370,6 +363,13 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// The lease is never shortened, also not by a late request of the process that made the ticket. After a crash, the
+    /// key stays held until it ends or an operator [frees](Self::force_release) it. Can be repeated after any error.
+    /// Fails as [`resume`](Self::resume) does, but succeeds until the lease has ended for all hosts. Work that relies
+    /// on the returned time is not cancelled by this crate.
+    ///
+    /// If the lock is not enforced, nothing is sent, and the lease ends `lease` from now.
     pub async fn renew_ticket(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
         let end = self.send_renewal(ticket, lease).await;
         record_ticket("renewed", &end);

@@ -113,6 +113,16 @@ impl Locks {
     /// Checks everything that locks depend on: the table with its state, keys and TTL, the caller's permissions, and this
     /// host's clock, which it compares with the `Date` of DynamoDB's answers. Call it when a program starts.
     ///
+    /// ```
+    /// # async fn example(locks: lambda_lock::Locks) {
+    /// let report = locks.check().await;
+    /// println!("{report}");
+    /// if !report.is_healthy() {
+    ///     std::process::exit(1);
+    /// }
+    /// # }
+    /// ```
+    ///
     /// The finding `panics` warns if the calling program was built with `panic = "abort"`: a panic then ends the process and
     /// leaves its locks until their leases end. To check a function for it, call this in the function.
     ///
@@ -137,16 +147,6 @@ impl Locks {
     ///
     /// The requests use the key `lambda-lock-check`, after the prefix. If a policy only allows other keys, the check reports a
     /// denial.
-    ///
-    /// ```
-    /// # async fn example(locks: lambda_lock::Locks) {
-    /// let report = locks.check().await;
-    /// println!("{report}");
-    /// if !report.is_healthy() {
-    ///     std::process::exit(1);
-    /// }
-    /// # }
-    /// ```
     pub async fn check(&self) -> CheckReport {
         let mut check = Check::new(self);
         if !self.0.enabled {

@@ -9,6 +9,15 @@ impl Locks {
     /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency). Call it on a schedule. Returns
     /// how many rows were deleted, without one whose answer was lost.
     ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let deleted = locks.delete_expired().await?;
+    /// println!("deleted {deleted} old rows");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// A row is deleted if its time, the attribute `expiration`, passed by at least the clock skew: the
     /// [retention](crate::LocksBuilder::retention) after the lease of a lock, a day more for a semaphore, or the end of the
     /// window of a record. The deletion has this as its condition, so a row that is in use again stays. Only rows with the key
@@ -18,15 +27,6 @@ impl Locks {
     /// Reads the whole table: one `Scan` for each MiB, which is not a consistent one, and one `DeleteItem` for each row that is
     /// deleted. IAM actions `dynamodb:Scan` and `dynamodb:DeleteItem`. After an error, and if the future is dropped, the rows
     /// that were deleted stay deleted: call it again.
-    ///
-    /// ```
-    /// # use lambda_lock::{Error, Locks};
-    /// # async fn example(locks: Locks) -> Result<(), Error> {
-    /// let deleted = locks.delete_expired().await?;
-    /// println!("deleted {deleted} old rows");
-    /// # Ok(())
-    /// # }
-    /// ```
     #[doc(alias = "ttl", alias = "cleanup")]
     pub async fn delete_expired(&self) -> Result<u64, Error> {
         let (settings, mut cursor, mut total) = (&self.0, Cursor::Start, 0);

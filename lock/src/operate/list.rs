@@ -13,11 +13,6 @@ use crate::text::printable;
 impl Locks {
     /// Returns the current or last holder of `key` ([`Holder::is_current`] tells which), or `None` if there is no row.
     ///
-    /// For a [semaphore](Self::semaphore), [`Holder::permits`] has all holders.
-    ///
-    /// One consistent read; IAM action `dynamodb:GetItem`. The answer can be outdated by the time it arrives: to act on it,
-    /// acquire the lock.
-    ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks) -> Result<(), Error> {
@@ -29,6 +24,11 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// For a [semaphore](Self::semaphore), [`Holder::permits`] has all holders.
+    ///
+    /// One consistent read; IAM action `dynamodb:GetItem`. The answer can be outdated by the time it arrives: to act on it,
+    /// acquire the lock.
     pub async fn get(&self, key: impl Into<String>) -> Result<Option<Holder>, Error> {
         let key = key.into();
         self.check_key(&key)?;
@@ -43,6 +43,19 @@ impl Locks {
     /// Frees `key` by force, if the acquisition that was `seen` still has it. `seen` comes from [`get`](Self::get), from a
     /// [list](Self::list) or from a refusal.
     ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// if let Some(holder) = locks.get("nightly-report").await?
+    ///     && (holder.is_current() || !holder.has_released())
+    /// {
+    ///     let freed = locks.force_release("nightly-report", &holder).await?;
+    ///     println!("{}", if freed { "freed" } else { "another holder has the key: look again" });
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// The holder finds its lock [lost](Error::is_lost) when it renews or releases, and the row names this caller as the
     /// last holder. The holder's work goes on: make sure that the holder has crashed, or that its writes are
     /// [fenced](crate::Lock::fence). An idempotent run that was refused as unfinished can run again: if its work was done, use
@@ -56,19 +69,6 @@ impl Locks {
     /// it was seen: another acquisition has the key, the run was completed, or the row was deleted. The row is not modified
     /// then. For permits, returns `true` if the row has none of those that were seen any more, also if their owners have
     /// lost them to others. One request, or one for each 40 permits; IAM action `dynamodb:UpdateItem`.
-    ///
-    /// ```
-    /// # use lambda_lock::{Error, Locks};
-    /// # async fn example(locks: Locks) -> Result<(), Error> {
-    /// if let Some(holder) = locks.get("nightly-report").await?
-    ///     && (holder.is_current() || !holder.has_released())
-    /// {
-    ///     let freed = locks.force_release("nightly-report", &holder).await?;
-    ///     println!("{}", if freed { "freed" } else { "another holder has the key: look again" });
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
     #[doc(alias = "unlock")]
     pub async fn force_release(&self, key: impl Into<String>, seen: &Holder) -> Result<bool, Error> {
         let key = key.into();
@@ -83,21 +83,6 @@ impl Locks {
 
     /// Stores the result of an idempotent run that did not finish, if its record is still as it was `seen`. `seen` comes from
     /// [`get`](Self::get), from a [list](Self::list) or from the refusal.
-    ///
-    /// For example, a payment was made, and its process died before it stored the receipt. With
-    /// [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), every retry is refused until the window has passed, and then the
-    /// payment would be made again. You know that it was made, so you store its receipt here, and each retry gets it. If the
-    /// work was not done, use [`force_release`](Self::force_release) instead. Only records have results: a lock that you
-    /// complete stays held until the end of the window.
-    ///
-    /// `window` is how long the result is replayed from now on, from 1 s to 366 days. `result` is what the run would have
-    /// stored: the result as JSON text, or with [`PowertoolsTypeScript`](crate::idempotency::RecordFormat::PowertoolsTypeScript)
-    /// another attribute than text. Without it, a retry gets the result that JSON's `null` stands for, which is all that a
-    /// handler of a queue returns, or an error of kind [`UnusableResult`](crate::ErrorKind::UnusableResult).
-    ///
-    /// Returns `true` if the record is completed, and `false` if it has changed since it was seen: the run was completed or
-    /// released, another run has begun, or the row was deleted. The row is not modified then. A run that is still alive finds
-    /// its lock [lost](Error::is_lost). One request; IAM action `dynamodb:UpdateItem`.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -115,6 +100,21 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// For example, a payment was made, and its process died before it stored the receipt. With
+    /// [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), every retry is refused until the window has passed, and then the
+    /// payment would be made again. You know that it was made, so you store its receipt here, and each retry gets it. If the
+    /// work was not done, use [`force_release`](Self::force_release) instead. Only records have results: a lock that you
+    /// complete stays held until the end of the window.
+    ///
+    /// `window` is how long the result is replayed from now on, from 1 s to 366 days. `result` is what the run would have
+    /// stored: the result as JSON text, or with [`PowertoolsTypeScript`](crate::idempotency::RecordFormat::PowertoolsTypeScript)
+    /// another attribute than text. Without it, a retry gets the result that JSON's `null` stands for, which is all that a
+    /// handler of a queue returns, or an error of kind [`UnusableResult`](crate::ErrorKind::UnusableResult).
+    ///
+    /// Returns `true` if the record is completed, and `false` if it has changed since it was seen: the run was completed or
+    /// released, another run has begun, or the row was deleted. The row is not modified then. A run that is still alive finds
+    /// its lock [lost](Error::is_lost). One request; IAM action `dynamodb:UpdateItem`.
     pub async fn force_complete(
         &self,
         key: impl Into<String>,

@@ -116,9 +116,6 @@ impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
     /// Creates a consumer with custom settings, such as a key from the body. A message's body and a Kinesis record's data
     /// are JSON. The guide [Streams](crate::docs::reference::streams) says which type reads an image of a DynamoDB record.
     ///
-    /// A key from the body also finds an item that was sent twice. Choose a [window](Self::window) longer than the source
-    /// keeps its items.
-    ///
     /// ```
     /// # use std::time::Duration;
     /// # use lambda_lock::idempotency::OnMissingKey;
@@ -134,6 +131,9 @@ impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
     /// SqsConsumer::new(once).window(Duration::from_hours(43 * 24)).concurrency(5)
     /// # }
     /// ```
+    ///
+    /// A key from the body also finds an item that was sent twice. Choose a [window](Self::window) longer than the source
+    /// keeps its items.
     #[must_use]
     pub fn new(idempotency: Idempotency<S::Item, T, E>) -> Self {
         Self::of(S::default(), idempotency)
@@ -231,16 +231,6 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
 
     /// Starts an item when the [`Rate`] lets it pass. Off by default.
     ///
-    /// An item waits for its time as long as its lease allows, less the [time that it needs](Self::min_remaining_time). If its
-    /// time comes later, it is answered as one that is in progress: it comes again, and
-    /// `SqsConsumer::hide_while_in_progress` hides a message until its time could come. A duplicate uses up no call.
-    ///
-    /// A refused item has reserved no time, and its delivery counts. So if a queue has many more messages than the rate lets pass
-    /// within the lease, most of them use up their `maxReceiveCount` and become dead letters without a run. Allow for more receives
-    /// than the backlog needs, or limit the concurrency of the event source mapping instead.
-    ///
-    /// One more request for each item that runs; IAM action `dynamodb:UpdateItem`.
-    ///
     /// ```
     /// # use std::time::Duration;
     /// # use lambda_lock::lambda::SqsMessage;
@@ -250,6 +240,16 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     /// SqsConsumer::by_message_id(locks).at_rate(bank)
     /// # }
     /// ```
+    ///
+    /// An item waits for its time as long as its lease allows, less the [time that it needs](Self::min_remaining_time). If its
+    /// time comes later, it is answered as one that is in progress: it comes again, and
+    /// `SqsConsumer::hide_while_in_progress` hides a message until its time could come. A duplicate uses up no call.
+    ///
+    /// A refused item has reserved no time, and its delivery counts. So if a queue has many more messages than the rate lets pass
+    /// within the lease, most of them use up their `maxReceiveCount` and become dead letters without a run. Allow for more receives
+    /// than the backlog needs, or limit the concurrency of the event source mapping instead.
+    ///
+    /// One more request for each item that runs; IAM action `dynamodb:UpdateItem`.
     #[must_use]
     pub fn at_rate(mut self, rate: Rate) -> Self {
         self.rate = Some(rate);
@@ -267,6 +267,14 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
 
     /// Sets whether the invocation fails if no item of its batch is done and at least one failed; `true` by default.
     ///
+    /// ```
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Locks, SqsConsumer};
+    /// # fn example(locks: Locks) -> SqsConsumer<String, std::io::Error> {
+    /// SqsConsumer::by_message_id(locks).fail_if_all_failed(false)
+    /// # }
+    /// ```
+    ///
     /// Suppose that a deployment forgets the function's permission for the table: each message fails, and the consumer answers
     /// with their names. For Lambda, that is a success, so the metric `Errors` of the function stays 0, and so does an alarm on
     /// it. With this setting, the invocation fails with the `errorType` and the message of the first item that failed, and
@@ -278,14 +286,6 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     ///
     /// Set `false` if you invoke the function yourself and read its answer, or if a batch of one bad message must not count as
     /// an error of the function.
-    ///
-    /// ```
-    /// # use lambda_lock::lambda::SqsMessage;
-    /// # use lambda_lock::{Locks, SqsConsumer};
-    /// # fn example(locks: Locks) -> SqsConsumer<String, std::io::Error> {
-    /// SqsConsumer::by_message_id(locks).fail_if_all_failed(false)
-    /// # }
-    /// ```
     #[must_use]
     pub fn fail_if_all_failed(mut self, fails: bool) -> Self {
         self.fails_if_all_failed = fails;

@@ -146,6 +146,16 @@ impl<H, B, T, E> SqsConsumer<B, E, T, H> {
     /// after the first attempt of this [`Backoff`]. Otherwise the message is visible again after the queue's visibility
     /// timeout. Feature `sqs`.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Backoff, Locks, SqsConsumer};
+    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client) -> SqsConsumer<String, std::io::Error> {
+    /// let seldom = Backoff::new().base(Duration::from_secs(20)).cap(Duration::from_hours(1));
+    /// SqsConsumer::by_message_id(locks).back_off(queues, seldom)
+    /// # }
+    /// ```
+    ///
     /// A message fails if its handler returns an error or panics, if it is unfinished when its lease ends, if it does not
     /// parse or has no key, and if DynamoDB does not answer or the [`Idempotency`] refuses it, other than as in progress. A
     /// message that was not started is not delayed, nor is anything after a crash, or after the last delivery by
@@ -165,16 +175,6 @@ impl<H, B, T, E> SqsConsumer<B, E, T, H> {
     /// One request for such a message, and one for each of its copies in the batch, of 2 s at most; IAM action
     /// `sqs:ChangeMessageVisibility` on the queue. If the request fails, a warning is logged, and the message is visible
     /// again after the queue's visibility timeout.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use lambda_lock::lambda::SqsMessage;
-    /// # use lambda_lock::{Backoff, Locks, SqsConsumer};
-    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client) -> SqsConsumer<String, std::io::Error> {
-    /// let seldom = Backoff::new().base(Duration::from_secs(20)).cap(Duration::from_hours(1));
-    /// SqsConsumer::by_message_id(locks).back_off(queues, seldom)
-    /// # }
-    /// ```
     #[cfg(feature = "sqs")]
     #[must_use]
     pub fn back_off(mut self, queues: aws_sdk_sqs::Client, backoff: Backoff) -> Self {
@@ -184,6 +184,22 @@ impl<H, B, T, E> SqsConsumer<B, E, T, H> {
 
     /// Sends a message to this dead-letter queue, and does not try it again, if `why` returns a reason for the handler's
     /// error: that no retry can succeed. `None` is an error that a retry may resolve. Feature `sqs`.
+    ///
+    /// ```
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Locks, SqsConsumer};
+    /// enum Failure {
+    ///     Declined,
+    ///     Unreachable,
+    /// }
+    ///
+    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client, url: &str) -> SqsConsumer<String, Failure> {
+    /// SqsConsumer::by_message_id(locks).dead_letter_if(queues, url, |error| match error {
+    ///     Failure::Declined => Some("the card was declined".to_owned()),
+    ///     Failure::Unreachable => None,
+    /// })
+    /// # }
+    /// ```
     ///
     /// The dead letter has the message's body, its group and its attributes, and two more, which replace attributes of the
     /// same name. `DeadLetterOf` is the id of the message. `DeadLetterReason` is the reason, in up to 1,024 bytes and
@@ -212,22 +228,6 @@ impl<H, B, T, E> SqsConsumer<B, E, T, H> {
     /// [`Run::complete_in`](crate::Run::complete_in) sends no letter: the transaction may have been committed.
     ///
     /// One more request for such a message; IAM action `sqs:SendMessage` on the dead-letter queue.
-    ///
-    /// ```
-    /// # use lambda_lock::lambda::SqsMessage;
-    /// # use lambda_lock::{Locks, SqsConsumer};
-    /// enum Failure {
-    ///     Declined,
-    ///     Unreachable,
-    /// }
-    ///
-    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client, url: &str) -> SqsConsumer<String, Failure> {
-    /// SqsConsumer::by_message_id(locks).dead_letter_if(queues, url, |error| match error {
-    ///     Failure::Declined => Some("the card was declined".to_owned()),
-    ///     Failure::Unreachable => None,
-    /// })
-    /// # }
-    /// ```
     #[cfg(feature = "sqs")]
     #[must_use]
     pub fn dead_letter_if(

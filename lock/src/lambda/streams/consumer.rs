@@ -99,10 +99,6 @@ where
 impl<H, B: 'static, T, E> StreamConsumer<KinesisRecord<B>, E, T, H> {
     /// Creates a consumer of Kinesis data that is not JSON. The parser's errors are logged.
     ///
-    /// If the Kinesis Producer Library aggregates your records, the parser gets many of them as one, and no built-in parser
-    /// takes them apart. Let your parser return a `Vec`, and your handler work through it: the vector counts as one record,
-    /// so it is done or repeated as a whole. Or turn `AggregationEnabled` off in the producer.
-    ///
     /// ```
     /// # use lambda_lock::idempotency::OnMissingKey;
     /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
@@ -113,6 +109,10 @@ impl<H, B: 'static, T, E> StreamConsumer<KinesisRecord<B>, E, T, H> {
     /// StreamConsumer::with_parser(once, String::from_utf8)
     /// # }
     /// ```
+    ///
+    /// If the Kinesis Producer Library aggregates your records, the parser gets many of them as one, and no built-in parser
+    /// takes them apart. Let your parser return a `Vec`, and your handler work through it: the vector counts as one record,
+    /// so it is done or repeated as a whole. Or turn `AggregationEnabled` off in the producer.
     #[must_use]
     pub fn with_parser<P: Display>(
         idempotency: Idempotency<KinesisRecord<B>, T, E>,
