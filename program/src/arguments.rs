@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Command, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use serde_json::Value;
 
@@ -20,6 +20,18 @@ pub(crate) struct Arguments {
     pub(crate) table: TableOptions,
     #[command(subcommand)]
     pub(crate) action: Action,
+}
+
+/// Returns the command line. The options for the table, which all commands have, are in the help of the program only.
+pub(crate) fn command_line(change: impl FnOnce(Command) -> Command) -> Command {
+    let mut program = change(Arguments::command());
+    program.build();
+    program.mut_subcommands(|command| {
+        command.mut_args(|argument| {
+            let of_all = argument.is_global_set();
+            argument.hide(of_all)
+        })
+    })
 }
 
 #[derive(Args, Clone, Debug)]
@@ -63,24 +75,24 @@ pub(crate) struct TableOptions {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
     /// Run a command while holding a lock
-    #[command(long_about = help::RUN, after_help = help::examples("run"))]
+    #[command(after_help = help::examples(Some("run")), after_long_help = help::details("run"))]
     Run(Run),
     /// Let a call pass, at most so many in a period from all machines
-    #[command(long_about = help::RATE, after_help = help::examples("rate"))]
+    #[command(after_help = help::examples(Some("rate")), after_long_help = help::details("rate"))]
     Rate(Rate),
     /// Acquire a lock for several processes, and print its ticket
-    #[command(long_about = help::ACQUIRE, after_help = help::examples("acquire"))]
+    #[command(after_help = help::examples(Some("acquire")), after_long_help = help::details("acquire"))]
     Acquire(Acquire),
     /// Renew the lock of the ticket on standard input
-    #[command(long_about = help::RENEW, after_help = help::examples("renew"))]
+    #[command(after_help = help::examples(Some("renew")), after_long_help = help::details("renew"))]
     Renew {
-        /// Time for which the lock is held at least, from now on, from 1ms to 366days [default: 30s] [environment:
+        /// Time for which the lock is held at least, from now on, from 1ms to 366d [default: 30s] [environment:
         /// LOCK_LEASE]
         #[arg(long, value_name = "DURATION", value_parser = long_lease)]
         lease: Option<Duration>,
     },
     /// List the keys of the table; reads the whole table
-    #[command(long_about = help::LIST, after_help = help::examples("list"))]
+    #[command(after_help = help::examples(Some("list")), after_long_help = help::details("list"))]
     List {
         #[command(flatten)]
         selection: Selection,
@@ -89,7 +101,7 @@ pub(crate) enum Action {
         json: bool,
     },
     /// Show who holds keys, or held them last
-    #[command(long_about = help::GET, after_help = help::examples("get"))]
+    #[command(after_help = help::examples(Some("get")), after_long_help = help::details("get"))]
     Get {
         /// Keys, with the prefix or without
         #[arg(required = true, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
@@ -99,25 +111,25 @@ pub(crate) enum Action {
         json: bool,
     },
     /// Release the lock of a ticket, or free a key that a holder left behind
-    #[command(long_about = help::RELEASE, after_help = help::examples("release"))]
+    #[command(after_help = help::examples(Some("release")), after_long_help = help::details("release"))]
     Release(Release),
     /// Store the result of a run that died after its work was done
-    #[command(long_about = help::COMPLETE, after_help = help::examples("complete"))]
+    #[command(after_help = help::examples(Some("complete")), after_long_help = help::details("complete"))]
     Complete(Complete),
     /// Show keys repeatedly
-    #[command(long_about = help::WATCH, after_help = help::examples("watch"))]
+    #[command(after_help = help::examples(Some("watch")), after_long_help = help::details("watch"))]
     Watch {
         /// Keys, each read on its own; without keys, the whole table is read each time
         #[arg(value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
         keys: Vec<String>,
         #[command(flatten)]
         selection: Selection,
-        /// Time between two reads, from 100ms to 1day
+        /// Time between two reads, from 100ms to 1d
         #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
         interval: Duration,
     },
     /// Create the table for the locks, with its TTL
-    #[command(long_about = help::CREATE_TABLE, after_help = help::examples("create-table"))]
+    #[command(after_help = help::examples(Some("create-table")), after_long_help = help::details("create-table"))]
     CreateTable {
         /// Tag for the table; may be repeated
         #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
@@ -127,7 +139,7 @@ pub(crate) enum Action {
         provisioned: Option<(i64, i64)>,
     },
     /// Check the table, its TTL, the clock and the permissions, or a function
-    #[command(long_about = help::CHECK, after_help = help::examples("check"))]
+    #[command(after_help = help::examples(Some("check")), after_long_help = help::details("check"))]
     Check {
         /// Instead of the table, check the event source mappings of this function and their queues; a name or an ARN, with
         /// `:` and the alias if the mappings are those of an alias
@@ -135,16 +147,16 @@ pub(crate) enum Action {
         function: Option<String>,
     },
     /// Delete the rows that TTL would delete, in a table without TTL
-    #[command(long_about = help::DELETE_EXPIRED, after_help = help::examples("delete-expired"))]
+    #[command(after_help = help::examples(Some("delete-expired")), after_long_help = help::details("delete-expired"))]
     DeleteExpired,
     /// Print a completion script for a shell
-    #[command(after_help = help::examples("completions"))]
+    #[command(after_help = help::examples(Some("completions")))]
     Completions {
         /// Shell
         shell: Shell,
     },
     /// Print the manual page
-    #[command(after_help = help::examples("man"))]
+    #[command(after_help = help::examples(Some("man")))]
     Man,
 }
 
@@ -153,17 +165,17 @@ pub(crate) struct Run {
     /// Key to lock
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) key: String,
-    /// Longest time for which the lock is held, from 1ms to 1day; the command is then ended [default: 30s]
+    /// Longest time for which the lock is held, from 1ms to 1d; the command is then ended [default: 30s]
     /// [environment: LOCK_LEASE]
     #[arg(long, value_name = "DURATION", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
-    /// Longest time to wait for a key that is held, up to 1day; by default there is one attempt
+    /// Longest time to wait for a key that is held, up to 1d; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
     /// Let up to this many holders have the key at a time, from 1 to 100: the key is then a semaphore, not a lock
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) at_most: Option<u32>,
-    /// Shortest time for which the key stays held if the command ends with code 0, up to 1day, so that two schedules that
+    /// Shortest time for which the key stays held if the command ends with code 0, up to 1d, so that two schedules that
     /// fire seconds apart run it once; after any other end the key is free at once
     #[arg(long, value_name = "DURATION", value_parser = min_hold)]
     pub(crate) min_hold: Option<Duration>,
@@ -190,13 +202,13 @@ pub(crate) struct Rate {
     /// How many calls may pass in the period, at most one in a millisecond
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) calls: u32,
-    /// Period, from 1ms to 1day
+    /// Period, from 1ms to 1d
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = lease)]
     pub(crate) period: Duration,
     /// How many calls may come at once after a quiet time
     #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) burst: u32,
-    /// Longest time to wait until the call may pass, up to 1day; by default it passes at once or not at all
+    /// Longest time to wait until the call may pass, up to 1d; by default it passes at once or not at all
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
 }
@@ -206,22 +218,22 @@ pub(crate) struct Acquire {
     /// Key to lock
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) key: String,
-    /// Time for which the lock is held unless its ticket renews or releases it, from 1ms to 366days [default: 30s]
+    /// Time for which the lock is held unless its ticket renews or releases it, from 1ms to 366d [default: 30s]
     /// [environment: LOCK_LEASE]
     #[arg(long, value_name = "DURATION", value_parser = long_lease)]
     pub(crate) lease: Option<Duration>,
-    /// Longest time to wait for a key that is held, up to 1day; by default there is one attempt
+    /// Longest time to wait for a key that is held, up to 1d; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
     /// Make one attempt of the wait. Unless it is the last one, keep the turn in this file, and try again with it after its
-    /// `delay`, in milliseconds; the wait lasts up to --wait [default: 1day] from the first attempt
+    /// `delay`, in milliseconds; the wait lasts up to --wait [default: 1d] from the first attempt
     #[arg(long, value_name = "FILE")]
     pub(crate) turn: Option<PathBuf>,
     /// Let up to this many holders have the key at a time, from 1 to 100: the key is then a semaphore, not a lock, and the
     /// lease lasts up to a day
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) at_most: Option<u32>,
-    /// Shortest time for which the key stays held, even if it is released earlier, up to 1day
+    /// Shortest time for which the key stays held, even if it is released earlier, up to 1d
     #[arg(long, value_name = "DURATION", value_parser = min_hold)]
     pub(crate) min_hold: Option<Duration>,
     /// Identity of the work, such as the id of the pipeline's run, up to 1,024 bytes; another acquire with the same
@@ -264,7 +276,7 @@ pub(crate) struct Complete {
     /// Fence of the run, as `get` shows it
     #[arg(long)]
     pub(crate) fence: u64,
-    /// Time for which retries get the result, from 1s to 366days: the window of the function
+    /// Time for which retries get the result, from 1s to 366d: the window of the function
     #[arg(long, value_name = "DURATION", value_parser = window)]
     pub(crate) window: Duration,
     /// Result that retries get; without it they get null, as is right for messages of a queue
@@ -283,7 +295,7 @@ pub(crate) struct Selection {
     /// Only rows of this kind; the record of a run counts as a lock until the run has completed
     #[arg(long, value_enum, value_name = "KIND")]
     pub(crate) kind: Option<Kind>,
-    /// Only keys that were acquired this long ago or earlier, up to 366days
+    /// Only keys that were acquired this long ago or earlier, up to 366d
     #[arg(long, value_name = "DURATION", value_parser = age)]
     pub(crate) older_than: Option<Duration>,
     /// Sort by the time of the acquisition, oldest first, instead of by key
@@ -313,11 +325,12 @@ fn duration(text: &str, least: Duration, most: Duration) -> Result<Duration, Str
     if (least..=most).contains(&value) {
         return Ok(value);
     }
-    let least = humantime::format_duration(least);
-    if most == LONGEST_LEASE {
-        return Err(format!("must be between {least} and 366days"));
-    }
-    Err(format!("must be between {least} and {}", humantime::format_duration(most)))
+    let most = match most {
+        LONGEST_LEASE => "366d".to_owned(),
+        DAY => "1d".to_owned(),
+        other => humantime::format_duration(other).to_string(),
+    };
+    Err(format!("must be between {} and {most}", humantime::format_duration(least)))
 }
 
 pub(crate) fn lease(text: &str) -> Result<Duration, String> {
@@ -341,7 +354,7 @@ fn min_hold(text: &str) -> Result<Duration, String> {
 }
 
 fn age(text: &str) -> Result<Duration, String> {
-    duration(text, Duration::ZERO, 366 * DAY)
+    duration(text, Duration::ZERO, LONGEST_LEASE)
 }
 
 fn window(text: &str) -> Result<Duration, String> {

@@ -1,9 +1,10 @@
 //! A key and its row, as a line of a table or a JSON object.
 
 use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _};
 use std::time::{Duration, SystemTime};
 
-use comfy_table::{Table, presets};
+use comfy_table::{ContentArrangement, Table, presets};
 use lambda_lock::{Error, Holder};
 use serde_json::{Map, Value};
 
@@ -86,17 +87,14 @@ impl Entry {
     fn columns(&self, now: SystemTime) -> [String; 8] {
         let holder = self.holder();
         let since = self.since();
-        // The time that remains is rounded up, because a held key never has 0 s left.
-        let seconds = |duration: Duration, extra: u64| {
-            humantime::format_duration(Duration::from_secs(duration.as_secs() + extra)).to_string()
-        };
         let number = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
         [
             printable_up_to(&self.key, LONGEST_KEY).into_owned(),
             self.state().to_owned(),
             holder.map(name).unwrap_or_default(),
-            since.map(|since| seconds(now.duration_since(since).unwrap_or_default(), 0)).unwrap_or_default(),
-            self.remaining(now).map(|remaining| seconds(remaining, 1)).unwrap_or_default(),
+            number(since.map(|since| now.duration_since(since).unwrap_or_default().as_secs())),
+            // Rounded up, because a held key never has 0 s left.
+            number(self.remaining(now).map(|remaining| remaining.as_secs() + 1)),
             holder.and_then(Holder::hold_time).map(rounded).unwrap_or_default(),
             number(holder.and_then(Holder::fence)),
             number(holder.map(Holder::waiters).filter(|waiters| *waiters > 0)),
@@ -142,11 +140,10 @@ impl Entry {
     }
 }
 
-/// Returns a time in whole milliseconds, and from 10 seconds on in whole seconds.
+/// Returns a time in seconds, with milliseconds below 10 seconds.
 fn rounded(time: Duration) -> String {
-    let unit = if time < Duration::from_secs(10) { 1 } else { 1000 };
-    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).div_ceil(unit).saturating_mul(unit);
-    humantime::format_duration(Duration::from_millis(millis)).to_string()
+    let seconds = time.as_secs_f64();
+    if time < Duration::from_secs(10) { format!("{seconds:.3}") } else { format!("{seconds:.0}") }
 }
 
 /// Returns the name of the holder, with its identity.
@@ -158,16 +155,29 @@ fn name(holder: &Holder) -> String {
     }
 }
 
-/// Returns the entries as a table with a header.
+/// Returns the entries as a table with a header. On a terminal it is as wide as that at most.
 pub(crate) fn table(entries: &[Entry], now: SystemTime) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["KEY", "STATE", "HOLDER", "AGE", "REMAINING", "HOLD", "FENCE", "WAITING"]);
+    if let Some(width) = terminal_width() {
+        // Lines begin without the space of the first column.
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width.saturating_add(1));
+    }
+    table.set_header(["KEY", "STATE", "HOLDER", "AGE s", "LEFT s", "HOLD s", "FENCE", "WAITING"]);
     table.add_rows(entries.iter().flat_map(|entry| entry.rows(now)));
     let mut text = String::new();
-    for line in table.to_string().lines() {
-        text.push_str(line.trim());
+    for line in table.trim_fmt().lines() {
+        text.push_str(line.strip_prefix(' ').unwrap_or(line));
         text.push('\n');
     }
     text
+}
+
+/// Returns the width of the terminal to which standard output goes.
+fn terminal_width() -> Option<u16> {
+    let stdout = io::stdout();
+    if !stdout.is_terminal() {
+        return None;
+    }
+    rustix::termios::tcgetwinsize(stdout).ok().map(|size| size.ws_col).filter(|columns| *columns > 0)
 }

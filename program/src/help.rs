@@ -2,13 +2,18 @@
 
 use std::fmt::Write as _;
 
+use comfy_table::{ContentArrangement, Table, presets};
+
+/// The width of the lists in the help.
+const WIDTH: u16 = 80;
+
 pub(crate) const DESCRIPTION: &str = "\
 Locks on a DynamoDB table, for shell scripts and operators. One process at a time runs a command, on any number of \
 machines. No server is needed. Lambda functions use the same locks, through the Rust crate lambda-lock.
 
-A duration is a number and a unit, such as 500ms, 30s, 15m, 2h or 1day.";
+A duration is a number and a unit, such as 500ms, 30s, 15m, 2h or 1d.";
 
-pub(crate) const RUN: &str = "\
+const RUN: &str = "\
 Runs a command while holding a lock. The exit code is that of the command, or 128 plus the number of the signal that \
 killed it. If the key is held, the command does not run and the exit code is 75.
 
@@ -33,6 +38,8 @@ has ended, however many were skipped. So a change that comes in during a run is 
 
 With --min-hold the key stays held for that long after the acquisition, if the command ends with code 0. After \
 any other end, and if the command cannot be run, the key is free at once, so that another attempt can follow.
+
+Signals and processes
 
 The command runs in a process group of its own. Its signals and its end reach the whole group. INT, TERM, HUP, QUIT, \
 USR1 and USR2 are passed on to it.
@@ -61,7 +68,7 @@ commands that ask.
 
 With LOCK_ENABLED=false in the environment, the command runs without a lock and LOCK_FENCE is 0. One warning says so.";
 
-pub(crate) const RATE: &str = "\
+const RATE: &str = "\
 Lets a call pass: at most so many in a period, from all machines and functions that use the key. Nothing is released \
 afterwards. Ten calls in a second are spread evenly, one each 100 ms; with --burst 10, ten may come at once after a \
 second without calls.
@@ -73,7 +80,7 @@ sleeps has used up its time.
 One request, or two after a quiet time (IAM action dynamodb:UpdateItem). With LOCK_ENABLED=false in the environment, \
 each call passes. One warning says so.";
 
-pub(crate) const ACQUIRE: &str = "\
+const ACQUIRE: &str = "\
 Acquires a lock for a pipeline whose steps are separate processes, and prints its ticket, a line of JSON. The lock \
 outlives this process: it is held until the lease ends, or until release with the ticket. If the key is held, nothing \
 is printed and the exit code is 75. If the ticket cannot be written, the key is released and the exit code is 74.
@@ -93,7 +100,7 @@ wait ends, with or without the lock.
 
 With LOCK_ENABLED=false in the environment, the ticket does not hold a lock. One warning says so.";
 
-pub(crate) const RENEW: &str = "\
+const RENEW: &str = "\
 Renews the lock of the ticket on standard input, so that it is held for at least the lease from now on. A lease that \
 ends later stays. The ticket does not change, and the command can be repeated. One request (IAM action \
 dynamodb:UpdateItem).
@@ -104,7 +111,7 @@ acquire.
 The exit code is 76 if the lease has ended, the lock was released or resumed, or another holder has the key; and 78 \
 if the ticket belongs to another table or key prefix, or is not valid.";
 
-pub(crate) const LIST: &str = "\
+const LIST: &str = "\
 Lists keys with their state, sorted by key. Keys are as they are in the row: with the prefix. Keys of more than 100 \
 bytes are shortened, except in JSON. It reads the table until it has found as many keys as the limit (IAM \
 action dynamodb:Scan, and dynamodb:GetItem for each semaphore). Of a larger table it therefore shows the keys that it \
@@ -123,7 +130,8 @@ malformed: the row is not a lock row
 
 no row: in watch, a key that has no row: nothing has held it since it was deleted, or it is misspelled
 
-HOLD is the mean time of recent holds of a lock or of permits, from acquire to release; the last hold weighs an eighth.
+The columns AGE, LEFT and HOLD are in seconds: since the acquisition, until the lease ends, and the mean of recent holds from \
+acquire to release, in which the last hold counts for an eighth (for more while there are few).
 
 WAITING is the number of waiters in the key's queue. A waiter that gave up counts until a waiter behind it acquires \
 the key, or until the last waiter has stopped waiting. Waiters for the record of an idempotent run, and waiters with \
@@ -136,7 +144,7 @@ acquired_at and until (RFC 3339), remaining_seconds if the key is held, hold_sec
 malformed. A semaphore has permits, a list of objects with state, holder, identity, fence, acquired_at, until and \
 remaining_seconds; its own fields are those of the permit whose lease ends first.";
 
-pub(crate) const GET: &str = "\
+const GET: &str = "\
 Shows who holds keys, or held them last. It sends one consistent read for each (IAM action dynamodb:GetItem). The exit code is \
 0 in every state. The columns and the JSON are those of list.
 
@@ -144,7 +152,7 @@ A key is named as logs, errors and list show it, with the key prefix of its func
 given by --key-prefix. A key without a row is an error: the exit code is 66, and standard error names keys of the \
 table that are like it (IAM action dynamodb:Scan, up to 5 requests).";
 
-pub(crate) const RELEASE: &str = "\
+const RELEASE: &str = "\
 Without a key, releases the lock of the ticket on standard input (IAM action dynamodb:UpdateItem). The command can be \
 repeated. Table and key prefix are those of the ticket, unless others are given. The exit code is 76 if the lock was \
 resumed or another holder has the key, and 0 then with --if-held, unless it was resumed.
@@ -167,7 +175,7 @@ free is no error. A key without a row is one, as for get.
 The record of an idempotent run that did not finish is not free until it is released. Before you release it, make sure that \
 its work was not done, because the next retry runs it. If it was done, use `lambda-lock complete`.";
 
-pub(crate) const COMPLETE: &str = "\
+const COMPLETE: &str = "\
 Stores the result of an idempotent run that did not finish, although its work was done (IAM actions dynamodb:GetItem and \
 dynamodb:UpdateItem). A function with OnUnfinished::Reject refuses every retry of such a run with the error `unfinished` \
 until its window has passed; afterwards it would do the work again. For example, a payment was made, and the function died \
@@ -182,18 +190,18 @@ held for the window.
 Give the window of the function, because it is not in the record. The result is JSON, as the function returns it. The \
 format of Powertools for TypeScript stores other values than JSON: store none there.";
 
-pub(crate) const WATCH: &str = "\
+const WATCH: &str = "\
 Shows keys again and again. On a terminal each table replaces the one before; elsewhere the tables follow each other, \
 each under its time. The command ends with code 0 on INT or TERM. Without keys it reads the whole table each time.";
 
-pub(crate) const CREATE_TABLE: &str = "\
+const CREATE_TABLE: &str = "\
 Creates the table if it does not exist, and turns its TTL on, unless LOCK_MULTI_REGION_STRONG_CONSISTENCY is `true`: \
 such a table has none. Of a table that exists, only TTL can change, and only if it has the keys of the locks and no rows of \
 other programs: TTL deletes each row whose attribute `expiration` has passed. Otherwise nothing is changed and the code is 78. The default is on-demand billing. The command waits \
 until the table can be used. IAM actions: dynamodb:CreateTable, dynamodb:DescribeTable, dynamodb:DescribeTimeToLive, \
 dynamodb:UpdateTimeToLive, with tags dynamodb:TagResource, and for a table that exists without TTL dynamodb:Scan.";
 
-pub(crate) const CHECK: &str = "\
+const CHECK: &str = "\
 Checks the table, its TTL, the clock and the permissions. It prints a line for each, and what to do where something \
 is wrong. The exit code is 0 if locks work, even with warnings, and 78 if they do not.
 
@@ -207,7 +215,7 @@ IAM actions of --function: lambda:GetFunctionConfiguration, lambda:GetFunctionCo
 lambda:ListEventSourceMappings, lambda:GetFunctionEventInvokeConfig without mappings, and sqs:GetQueueUrl and \
 sqs:GetQueueAttributes on the queues. If one is denied, its line says so, and the others are checked.";
 
-pub(crate) const DELETE_EXPIRED: &str = "\
+const DELETE_EXPIRED: &str = "\
 Deletes the rows that DynamoDB's TTL would delete, in a table without TTL: a global table with multi-Region strong \
 consistency. Only rows of locks and records with the key prefix are deleted, and no row that is in use. It reads the whole table. IAM actions: \
 dynamodb:Scan and dynamodb:DeleteItem.";
@@ -307,36 +315,58 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 23] = [
     (
         "complete",
         "Store the receipt of a payment that was made by a run that died",
-        "lambda-lock complete payments#7 --fence 17 --window 15days --result '{\"receipt\": 7}'",
+        "lambda-lock complete payments#7 --fence 17 --window 15d --result '{\"receipt\": 7}'",
     ),
     ("watch", "Watch two keys", "lambda-lock watch nightly-report deploy --interval 1s"),
     ("completions", "Complete commands in this bash", ". <(lambda-lock completions bash)"),
     ("man", "Read the manual", "lambda-lock man > lambda-lock.1 && man ./lambda-lock.1"),
 ];
 
-/// Returns the examples of one command.
-pub(crate) fn examples(command: &str) -> String {
+/// Returns what a command does, beyond its first sentence.
+pub(crate) fn about(command: &str) -> &'static str {
+    match command {
+        "run" => RUN,
+        "rate" => RATE,
+        "acquire" => ACQUIRE,
+        "renew" => RENEW,
+        "list" => LIST,
+        "get" => GET,
+        "release" => RELEASE,
+        "complete" => COMPLETE,
+        "watch" => WATCH,
+        "create-table" => CREATE_TABLE,
+        "check" => CHECK,
+        "delete-expired" => DELETE_EXPIRED,
+        _ => "",
+    }
+}
+
+/// Returns the examples of one command, or of all.
+pub(crate) fn examples(command: Option<&str>) -> String {
     let mut text = "Examples:".to_owned();
-    for (_, what, line) in EXAMPLES.iter().filter(|(of, ..)| *of == command) {
+    for (_, what, line) in EXAMPLES.iter().filter(|(of, ..)| command.is_none_or(|command| command == *of)) {
         let _infallible = write!(text, "\n  # {what}\n  {line}");
     }
     text
 }
 
+/// Returns the end of a command's help: the examples come first, because most readers need no more.
+pub(crate) fn details(command: &str) -> String {
+    let examples = examples(Some(command));
+    format!(
+        "{examples}\n\nThe options for the table and the connection are those of `lambda-lock help`.\n\nDetails:\n\n{}",
+        about(command)
+    )
+}
+
 /// Returns the end of the program's own help.
 pub(crate) fn after_help() -> String {
-    let mut text = String::new();
+    let mut text = examples(None);
     for (heading, lines) in [("Exit status", &EXIT_STATUS[..]), ("Environment", &ENVIRONMENT[..])] {
-        let _infallible = write!(text, "{heading}:");
-        for (name, meaning) in lines {
-            // On a line of its own, a meaning keeps its indentation where it is wrapped.
-            let _infallible = write!(text, "\n  {name}\n          {meaning}");
-        }
-        text.push_str("\n\n");
-    }
-    text.push_str("Examples:");
-    for (_, what, line) in EXAMPLES {
-        let _infallible = write!(text, "\n  # {what}\n  {line}");
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
+        table.add_rows(lines.iter().map(|(name, meaning)| [name, meaning]));
+        let _infallible = write!(text, "\n\n{heading}:\n{}", table.trim_fmt());
     }
     text
 }

@@ -33,7 +33,7 @@ mod operate;
 use std::env;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches as _;
 use tracing_subscriber::EnvFilter;
 
 use crate::arguments::{Action, Arguments, Release};
@@ -47,7 +47,8 @@ fn main() -> ExitCode {
         Some(command::EXEC) => return command::exec(env::args_os().skip(2).collect()),
         _ => {}
     }
-    let arguments = Arguments::parse();
+    let matches = arguments::command_line(|program| program).get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if let Ok(filter) = EnvFilter::try_from_default_env() {
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| Log).init();
     }

@@ -7,8 +7,8 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-use crate::arguments::Arguments;
-use crate::help::{ENVIRONMENT, EXAMPLES, EXIT_STATUS};
+use crate::arguments::{Arguments, command_line};
+use crate::help::{self, ENVIRONMENT, EXAMPLES, EXIT_STATUS};
 
 /// Returns the completion script for a shell.
 pub(crate) fn completions(shell: Shell) -> Vec<u8> {
@@ -19,8 +19,7 @@ pub(crate) fn completions(shell: Shell) -> Vec<u8> {
 
 /// Returns the manual page, one for the program and all its commands.
 pub(crate) fn page() -> io::Result<Vec<u8>> {
-    let mut program = Arguments::command().disable_help_subcommand(true);
-    program.build();
+    let mut program = command_line(|program| program.disable_help_subcommand(true));
     let mut page = format!(".TH LAMBDA-LOCK 1 \"\" \"lambda-lock {}\"\n", env!("CARGO_PKG_VERSION")).into_bytes();
     let man = Man::new(program.clone());
     man.render_name_section(&mut page)?;
@@ -34,10 +33,7 @@ pub(crate) fn page() -> io::Result<Vec<u8>> {
         let _infallible = writeln!(page, ".SS {}\n{}", command.get_name(), roff(usage.trim_start_matches("Usage: ")));
         let mut part = Vec::new();
         // The section OPTIONS has the options of all commands.
-        let command = command.clone().mut_args(|argument| {
-            let of_all = argument.is_global_set();
-            argument.hide(of_all)
-        });
+        let command = command.clone().long_about(help::about(command.get_name()));
         let man = Man::new(command);
         man.render_description_section(&mut part)?;
         man.render_options_section(&mut part)?;

@@ -51,11 +51,11 @@ pub(crate) async fn missing(connection: &Connection, keys: &[String]) -> Failure
     let near = near(connection, keys).await;
     let hint = match &near[..] {
         [] => {
-            "`lambda-lock list` shows the keys; a function with LOCK_KEY_PREFIX has keys that begin with it".to_owned()
+            "`lambda-lock list` shows the keys. A function with LOCK_KEY_PREFIX has keys that begin with it".to_owned()
         }
-        near => format!("keys like that: {}", near.join(", ")),
+        near => format!("Did you mean {}?", near.join(" or ")),
     };
-    Failure::new(NO_ROW, format!("no such row: nothing has the key {named} in table `{table}`; {hint}"))
+    Failure::new(NO_ROW, format!("there is no key {named} in table `{table}`. {hint}"))
 }
 
 /// Returns some keys of the table that are most like these. They contain one of them, or differ in a few characters. Empty if

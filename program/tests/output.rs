@@ -18,8 +18,9 @@ const VARIABLE: [(&str, &str); 6] = [
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "[time]"),
     (r#"("(remaining|hold)_seconds":)[\d.]+"#, "$1[seconds]"),
     (r"\b1\d{15}\b", "[fence]"),
-    (r"(clock: ).* from DynamoDB's", "$1[difference] from DynamoDB's"),
-    (r"\b(\d+(years?|months?|days?|h|m|s|ms) )+", "[duration] "),
+    (r"(clock: .* by at most )\S+", "$1[difference]"),
+    // Age, time left, hold.
+    (r"(?m)^((free|held) .*?)( +[\d.]+)+( +\[fence\])", "$1  [seconds]$4"),
     // Their widths differ, and so do those of the columns.
     (r" {2,}", "  "),
 ];

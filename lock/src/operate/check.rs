@@ -448,9 +448,7 @@ impl<'a> Check<'a> {
             );
             self.found("clock", Verdict::Warning, message);
         } else {
-            let message = format!(
-                "between {at_least} and {at_most} from DynamoDB's (a date has whole seconds); the clock skew is {allowed}"
-            );
+            let message = format!("differs from DynamoDB's by at most {at_most} (allowed: {allowed}, the clock skew)");
             self.found("clock", Verdict::Passed, message);
         }
     }

@@ -12,7 +12,7 @@ fn an_invalid_variable_exits_with_78_and_names_value_and_remedy() {
     for (name, value, way_out) in [
         ("LOCK_ENABLED", "yes", "`true`"),
         ("LOCK_LEASE", "soon", "30s"),
-        ("LOCK_LEASE", "25h", "1day"),
+        ("LOCK_LEASE", "25h", "1d"),
         ("LOCK_CLOCK_SKEW", "6m", "5m"),
         ("LOCK_TABLE_NAME", "a b", "3 to 255"),
     ] {
@@ -30,7 +30,7 @@ fn an_invalid_variable_exits_with_78_and_names_value_and_remedy() {
 fn an_invalid_argument_exits_with_2_and_names_value_and_bound() {
     let place = Place::new();
     for (arguments, parts) in [
-        (&["run", "--key", "job", "--lease", "25h", "--", "true"][..], ["25h", "1day"]),
+        (&["run", "--key", "job", "--lease", "25h", "--", "true"][..], ["25h", "1d"]),
         (&["run", "--key", "job", "--lease", "0s", "--", "true"], ["0s", "1ms"]),
         (&["run", "--key", "job", "--wait", "soon", "--", "true"], ["soon", "30s"]),
         (&["run", "--key", "", "--", "true"], ["--key", "--help"]),
@@ -42,9 +42,9 @@ fn an_invalid_argument_exits_with_2_and_names_value_and_bound() {
         (&["release", "--fence", "1"], ["<KEY>", "--help"]),
         (&["release", "--force", "--yes"], ["<KEY>", "--help"]),
         (&["acquire", "--lease", "30m"], ["--key", "--help"]),
-        (&["acquire", "--key", "job", "--lease", "367days"], ["367days", "1ms and 366days"]),
+        (&["acquire", "--key", "job", "--lease", "367days"], ["367days", "1ms and 366d"]),
         (&["acquire", "--key", "job", "--identity", ""], ["--identity", "--help"]),
-        (&["renew", "--lease", "0s"], ["0s", "1ms and 366days"]),
+        (&["renew", "--lease", "0s"], ["0s", "1ms and 366d"]),
     ] {
         let outcome = place.run(arguments).expect_code(2);
         assert!(parts.iter().all(|part| outcome.stderr.contains(part)), "{outcome:?}");

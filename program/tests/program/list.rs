@@ -169,8 +169,8 @@ fn a_key_from_a_log_is_found_with_the_prefix_and_without() {
         let shown: Value = serde_json::from_str(&shown).unwrap();
         assert_eq!((&shown["key"], &shown["state"]), (&"shop#job".into(), &"held".into()));
     }
-    place.run(["get", "job"]).expect_code(66).expect_sentence(&["no such row", "`job`", "`shop#job`"]);
-    place.run(["release", "job", "--force", "--yes"]).expect_code(66).expect_sentence(&["no such row", "`shop#job`"]);
+    place.run(["get", "job"]).expect_code(66).expect_sentence(&["there is no key `job`", "Did you mean `shop#job`?"]);
+    place.run(["release", "job", "--force", "--yes"]).expect_code(66).expect_sentence(&["there is no key", "`shop#job`"]);
     let released = with_prefix(&["release", "shop#job", "--force", "--yes"]).outcome().expect_code(0);
     assert!(released.stdout.starts_with("released: key `shop#job`,"), "{released:?}");
 }
@@ -184,7 +184,7 @@ fn get_shows_several_keys_and_names_keys_like_those_without_a_row() {
     let some = place.run(["get", "deploy", "nightly-reports", "unlike"]).expect_code(66);
     let keys: Vec<_> = some.stdout.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(keys, ["deploy", "unlike"]);
-    let some = some.expect_sentence(&["`nightly-reports`", "keys like that: `nightly-report`"]);
+    let some = some.expect_sentence(&["`nightly-reports`", "Did you mean `nightly-report`?"]);
     assert!(!some.stderr.contains("deploy"), "{some:?}");
     let none = place.run(["get", "zzz", "--json"]).expect_code(66).expect_sentence(&["lambda-lock list"]);
     assert_eq!(none.stdout, "");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::{MOVERS, Place, Process, bare};
 
-/// The program at a terminal, which script(1) of util-linux makes, and the input of that terminal.
+/// The program at a terminal of 80 columns, which script(1) of util-linux makes, and the input of that terminal.
 fn at_a_terminal(place: &Place, arguments: &[&str]) -> (Process, ChildStdin) {
     at_a_terminal_with(place, arguments, "")
 }
@@ -19,7 +19,7 @@ fn at_a_terminal_with(place: &Place, arguments: &[&str], redirection: &str) -> (
     let mut terminal = bare("script");
     terminal.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     terminal
-        .args(["--quiet", "--return", "--command", &format!("exec {} {redirection}", quoted.join(" ")), "/dev/null"])
+        .args(["--quiet", "--return", "--command", &format!("stty cols 80; exec {} {redirection}", quoted.join(" ")), "/dev/null"])
         .stdin(Stdio::piped());
     let mut process = Process::with_input(terminal);
     let input = process.child.stdin.take().unwrap();
@@ -99,4 +99,18 @@ fn a_release_by_force_asks_at_a_terminal() {
         process.outcome().expect_code(code);
         assert_eq!(place.json("job")["state"], state);
     }
+}
+
+#[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+fn a_list_is_as_wide_as_the_terminal() {
+    let place = Place::new();
+    let holder = "the pipeline that deploys the shop, started by somebody whose name is long";
+    let _holder = place.holding("a-key-that-is-rather-long#with-a-prefix", &["--holder", holder]);
+    let (process, _input) = at_a_terminal(&place, &["list"]);
+    let shown = process.outcome().expect_code(0).stdout;
+    assert!(shown.lines().count() > 2, "{shown}");
+    assert!(shown.lines().all(|line| line.trim_end().chars().count() <= 80), "{shown}");
+    let piped = place.run(["list"]).expect_code(0).stdout;
+    assert_eq!(piped.lines().count(), 2, "{piped}");
 }

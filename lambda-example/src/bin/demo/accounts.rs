@@ -4,18 +4,30 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Locks, Wait};
+use anstream::println;
+use lambda_lock::Locks;
 use lambda_runtime::Error;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{Cloud, expect, table};
+use super::Cloud;
+use crate::scene::{Scene, expect, short, table};
 
 const ACCOUNTS: [&str; 3] = ["anna", "ben", "cleo"];
 const BALANCE: i64 = 100;
 
-pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
-    println!("Transfers in a circle and back, all at once; each locks the two accounts, in any order");
+pub(crate) const SCENES: &[Scene] = &[Scene {
+    name: "transfer",
+    title: "Six transfers need two accounts each",
+    world: "Anna, Ben and Cleo have 100 each, and each of them sends 10 to both others, all at once. A transfer reads \
+            two balances, and writes them a little later.",
+    should: "A transfer locks both accounts or neither, so no two of them wait for each other, and no balance is lost. \
+             In the end, everybody has 100 again.",
+    guide: "recipes/keys",
+    play: |cloud| Box::pin(transfers(cloud)),
+}];
+
+async fn transfers(cloud: &Cloud) -> Result<String, Error> {
     let prefix = cloud.new_prefix("transfer");
     let ledger = Arc::new(Ledger(Mutex::new(ACCOUNTS.map(|account| (account, BALANCE)).into())));
     let mut transfers = JoinSet::new();
@@ -26,8 +38,7 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
                 (cloud.host(), cloud.table.clone(), prefix.clone(), Arc::clone(&ledger));
             transfers.spawn(async move {
                 let locks = Locks::builder(host.client(), table).key_prefix(prefix).build()?;
-                let wait = Wait::backoff(Backoff::new().base(Duration::from_millis(50))).up_to(Duration::from_secs(30));
-                let both = locks.acquire_all([*from, to]).wait(wait).await?;
+                let both = locks.acquire_all([*from, to]).wait(Duration::from_secs(30)).await?;
                 ledger.transfer(from, to, 10).await;
                 let fence = both.fence_of(from);
                 both.release().await?;
@@ -39,12 +50,12 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
     answers.sort_unstable();
     let mut table = table(["transfer", "fence", "requests"]);
     for (fence, transfer, requests) in answers {
-        table.add_row([transfer, fence.unwrap_or_default().to_string(), requests.to_string()]);
+        table.add_row([transfer, short(fence.unwrap_or_default()), requests.to_string()]);
     }
     println!("{table}");
     let balances = ledger.balances();
-    println!("balances: {balances:?}");
-    expect(balances.values().all(|balance| *balance == BALANCE), format!("the balances are {balances:?}"))
+    expect(balances.values().all(|balance| *balance == BALANCE), format!("the balances are {balances:?}"))?;
+    Ok("All six transfers were made, and everybody has 100.".to_owned())
 }
 
 /// Balances that are read, and written later, as two rows without a transaction.

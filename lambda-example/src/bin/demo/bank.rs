@@ -1,21 +1,44 @@
-//! A semaphore: a bank that takes three calls at a time, and environments that want more.
+//! Limits of a bank: three calls at a time by a semaphore, and ten calls a second by a rate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Locks, Wait};
+use anstream::println;
+use lambda_lock::Locks;
 use lambda_runtime::Error;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{Cloud, expect, table};
+use super::Cloud;
+use crate::scene::{Scene, expect, short, table};
 
-const CALLS: usize = 18;
+const CALLS: usize = 12;
 const AT_ONCE: u32 = 3;
 
-pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
-    println!("{CALLS} environments call a bank at once, at most {AT_ONCE} at a time; one more crashes in its call");
+pub(crate) const SCENES: &[Scene] = &[
+    Scene {
+        name: "limit",
+        title: "A bank takes three calls at a time",
+        world: "Twelve environments call the bank at once, and each call takes 0.4 s. One more environment crashed in its \
+                call, and its permit is held until its lease of 0.5 s and 1 s of clock skew have passed.",
+        should: "Never more than three calls at a time. The waiters take turns, about in the order in which their \
+                 requests came, and all twelve calls are made.",
+        guide: "recipes/limits",
+        play: |cloud| Box::pin(limit(cloud)),
+    },
+    Scene {
+        name: "rate",
+        title: "A bank takes ten calls a second",
+        world: "Twelve environments call the bank at once.",
+        should: "The calls start 100 ms apart, so the last one starts 1.1 s after the first one. Each call sends one \
+                 request, or a few if its first guess of the next free time was wrong.",
+        guide: "recipes/rates",
+        play: |cloud| Box::pin(rate(cloud)),
+    },
+];
+
+async fn limit(cloud: &Cloud) -> Result<String, Error> {
     let key = format!("{}bank-api", cloud.new_prefix("payments"));
     let doomed = cloud.host();
     let permit = Locks::builder(doomed.client(), &cloud.table)
@@ -32,26 +55,50 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
         let (host, table, key, bank) = (cloud.host(), cloud.table.clone(), key.clone(), Arc::clone(&bank));
         calls.spawn(async move {
             let semaphore = Locks::builder(host.client(), table).build()?.semaphore(key, AT_ONCE);
-            let wait = Wait::backoff(Backoff::new().base(Duration::from_millis(50)).cap(Duration::from_millis(200)));
-            let acquire = semaphore.acquire().wait(wait.up_to(Duration::from_secs(30)));
+            let acquire = semaphore.acquire().wait(Duration::from_secs(30));
             let fence = acquire.run(async |permit| bank.call(permit.fence()).await).await?;
-            Ok::<_, Error>((number, fence, host.requests()))
+            Ok::<_, Error>((fence, number, host.requests()))
         });
     }
     let mut answers = calls.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?;
     drop(permit);
     answers.sort_unstable();
-    let mut table = table(["environment", "fence", "requests"]);
-    for (number, fence, requests) in &answers {
-        table.add_row([number.to_string(), fence.to_string(), requests.to_string()]);
+    let mut table = table(["turn", "environment", "fence", "requests"]);
+    for (turn, (fence, number, requests)) in answers.iter().enumerate() {
+        table.add_row([(turn + 1).to_string(), number.to_string(), short(*fence), requests.to_string()]);
     }
     println!("{table}");
     let (calls, most) = (bank.calls.load(Ordering::Relaxed), bank.most.load(Ordering::Relaxed));
-    println!("calls: {calls}; most at a time: {most}");
     expect(calls == CALLS, format!("{calls} calls, not {CALLS}"))?;
     expect(most == AT_ONCE as usize, format!("{most} calls at a time, not {AT_ONCE}"))?;
-    answers.sort_unstable_by_key(|(_, fence, _)| *fence);
-    expect(answers.windows(2).all(|pair| pair[0].1 < pair[1].1), "two calls have one fence")
+    expect(answers.windows(2).all(|pair| pair[0].0 < pair[1].0), "two calls have one fence")?;
+    Ok(format!("{calls} calls were made, and at most {most} at a time."))
+}
+
+async fn rate(cloud: &Cloud) -> Result<String, Error> {
+    let key = format!("{}bank-api", cloud.new_prefix("balances"));
+    let mut calls = JoinSet::new();
+    for number in 1..=CALLS {
+        let (host, table, key) = (cloud.host(), cloud.table.clone(), key.clone());
+        calls.spawn(async move {
+            let bank = Locks::builder(host.client(), table).build()?.rate(key, 10, Duration::from_secs(1));
+            bank.pass_within(Duration::from_secs(5)).await?;
+            Ok::<_, Error>((host.now(), number, host.requests()))
+        });
+    }
+    let mut answers = calls.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    answers.sort_unstable();
+    let first = answers.first().ok_or("no call was made")?.0;
+    let mut table = table(["turn", "environment", "starts after", "requests"]);
+    for (turn, (at, number, requests)) in answers.iter().enumerate() {
+        let after = format!("{} ms", at.duration_since(first)?.as_millis());
+        table.add_row([(turn + 1).to_string(), number.to_string(), after, requests.to_string()]);
+    }
+    println!("{table}");
+    let last = answers.last().map_or(first, |(at, ..)| *at).duration_since(first)?;
+    // A call starts when its answer comes, which takes up to 8 ms more for one call than for another.
+    expect(last > Duration::from_millis(1080), format!("the last call started only {last:?} after the first"))?;
+    Ok(format!("{} calls started within {} ms.", answers.len(), last.as_millis()))
 }
 
 /// Counts its calls.
@@ -66,7 +113,7 @@ impl Bank {
     async fn call(&self, fence: u64) -> u64 {
         let present = self.present.fetch_add(1, Ordering::Relaxed) + 1;
         self.most.fetch_max(present, Ordering::Relaxed);
-        sleep(Duration::from_millis(200)).await;
+        sleep(Duration::from_millis(400)).await;
         self.present.fetch_sub(1, Ordering::Relaxed);
         self.calls.fetch_add(1, Ordering::Relaxed);
         fence

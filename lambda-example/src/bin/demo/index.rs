@@ -4,19 +4,31 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use anstream::println;
 use lambda_lock::{HandlerError, LockLayer, Locks};
 use lambda_runtime::{Error, LambdaEvent};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::{Cloud, context, expect, table};
+use super::{Cloud, context};
+use crate::scene::{Scene, expect, table};
 
 const CHANGES: usize = 6;
 const REBUILD: Duration = Duration::from_millis(300);
 
-pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
-    println!("{CHANGES} changes, 50 ms apart; a rebuild reads them first and takes {} ms", REBUILD.as_millis());
+pub(crate) const SCENES: &[Scene] = &[Scene {
+    name: "rebuild",
+    title: "Changes come while an index is rebuilt",
+    world: "Six changes come, 50 ms apart, and each one asks for a rebuild of the search index. A rebuild reads all \
+            changes first, and then takes 300 ms, so it misses those that come later.",
+    should: "The changes that come during the rebuild are skipped, but the index is rebuilt once more after them, so it \
+             has all six changes.",
+    guide: "recipes/rebuild",
+    play: |cloud| Box::pin(changes(cloud)),
+}];
+
+async fn changes(cloud: &Cloud) -> Result<String, Error> {
     let prefix = cloud.new_prefix("search-index");
     let index = Arc::new(Mutex::new(Index::default()));
     let mut answers = JoinSet::new();
@@ -42,9 +54,9 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
     }
     println!("{table}");
     let (rebuilds, has) = change(&index, |index| (index.rebuilds, index.has));
-    println!("rebuilds: {rebuilds}; the index has {has} of {CHANGES} changes");
     expect(has == CHANGES, format!("the index has {has} changes, not {CHANGES}"))?;
-    expect(rebuilds <= 3, format!("there were {rebuilds} rebuilds"))
+    expect(rebuilds <= 3, format!("there were {rebuilds} rebuilds"))?;
+    Ok(format!("The index has {has} of {CHANGES} changes, after {rebuilds} rebuilds."))
 }
 
 /// The changes, and those that the last rebuild has read.

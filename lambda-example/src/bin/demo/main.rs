@@ -1,5 +1,6 @@
-//! The demonstration that `cargo run` starts: the functions under duplicates, crashes and failures, on the embedded
-//! engine, or with `--table NAME` on a real table. The exit code is 1 if any work is done more or less than once.
+//! The guided tour that `cargo run` starts. Each scene says what happens in the world, what should happen and what happened:
+//! duplicates, crashes and failures, on the embedded engine, or with `--table NAME` on a real table. The exit code is 1 if a
+//! scene ended in another way than it should.
 
 mod accounts;
 mod bank;
@@ -9,36 +10,53 @@ mod index;
 mod orders;
 mod payments;
 mod reports;
+mod scene;
 mod totals;
 
 use std::collections::HashMap;
 use std::env;
+use std::io;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
+use anstream::{eprintln, println};
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
-use comfy_table::Table;
 use lambda_lock::Locks;
 use lambda_lock::embedded::{DynamoDb, Faults, Host, HostBuilder};
 use lambda_runtime::{Config, Context, Error};
 
-const USAGE: &str = "usage: cargo run [-- --table NAME]";
+use crate::scene::{BOLD, Scene};
+
+/// The tour, in its order.
+const SCENES: [&[Scene]; 9] = [
+    reports::SCENES,
+    orders::SCENES,
+    payments::SCENES,
+    totals::SCENES,
+    bank::SCENES,
+    accounts::SCENES,
+    execution::SCENES,
+    durable::SCENES,
+    index::SCENES,
+];
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    let cloud = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => Cloud::embedded(),
-        ["--table", name] => Ok(Cloud::real(name).await),
-        _ => {
-            eprintln!("{USAGE}");
-            return ExitCode::from(2);
+    let scenes: Vec<&Scene> = SCENES.into_iter().flatten().collect();
+    let Some(options) = Options::read(&scenes) else {
+        eprintln!("Usage: cargo run [-- [SCENE] [--pause] [--table NAME]]\n");
+        eprintln!("SCENE plays this scene only. --pause waits for Enter after each scene.");
+        eprintln!("--table NAME uses the tables NAME and NAME-data of your AWS account, and creates them.\n");
+        for scene in scenes {
+            eprintln!("  {:12} {}", scene.name, scene.title);
         }
+        return ExitCode::from(2);
     };
-    match run(cloud).await {
-        Ok(()) => ExitCode::SUCCESS,
+    match options.play(&scenes).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("{error}");
             ExitCode::FAILURE
@@ -46,29 +64,56 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
-    let cloud = cloud?;
-    for table in [&cloud.table, &cloud.data_table] {
-        Locks::builder(cloud.host().client(), table).build()?.create_table().await?;
+#[derive(Default)]
+struct Options {
+    scene: Option<String>,
+    table: Option<String>,
+    pause: bool,
+}
+
+impl Options {
+    /// Reads the arguments, or returns `None` if there is no such option or scene.
+    fn read(scenes: &[&Scene]) -> Option<Self> {
+        let (mut options, mut arguments) = (Self::default(), env::args().skip(1));
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--pause" => options.pause = true,
+                "--table" => options.table = Some(arguments.next()?),
+                name if scenes.iter().any(|scene| scene.name == name) => options.scene = Some(argument),
+                _ => return None,
+            }
+        }
+        Some(options)
     }
-    println!("1. nightly-report, a singleton\n");
-    reports::show(&cloud).await?;
-    println!("\n2. order-api, an idempotent HTTP API\n");
-    orders::show(&cloud).await?;
-    println!("\n3. payment-queue, a queue consumer\n");
-    payments::show(&cloud).await?;
-    println!("\n4. order-totals, a consumer of the table's stream\n");
-    totals::show(&cloud).await?;
-    println!("\n5. Calls of a bank, three at a time\n");
-    bank::show(&cloud).await?;
-    println!("\n6. Transfers, which lock two accounts each\n");
-    accounts::show(&cloud).await?;
-    println!("\n7. A workflow, whose steps hold one lock\n");
-    execution::show(&cloud).await?;
-    println!("\n8. durable-deployment, a durable function\n");
-    durable::show(&cloud).await?;
-    println!("\n9. search-index, rebuilt once more for the changes that were skipped\n");
-    index::show(&cloud).await
+
+    /// Plays the scenes, and returns whether each ended as it should.
+    async fn play(&self, scenes: &[&Scene]) -> Result<bool, Error> {
+        let (cloud, place) = match &self.table {
+            None => (Cloud::embedded()?, "on a DynamoDB in this process".to_owned()),
+            Some(name) => (Cloud::real(name).await, format!("on the tables {name} and {name}-data")),
+        };
+        for table in [&cloud.table, &cloud.data_table] {
+            Locks::builder(cloud.host().client(), table).build()?.create_table().await?;
+        }
+        let is_chosen = |scene: &&&Scene| self.scene.as_ref().is_none_or(|name| scene.name == name);
+        let chosen: Vec<_> = scenes.iter().filter(is_chosen).collect();
+        println!("{BOLD}A tour of lambda-lock{BOLD:#} {place}.");
+        println!("A request takes 2 to 8 ms each way. A fence is shown by its last four digits.");
+        let (clock, mut correct) = (cloud.host(), 0);
+        let started = clock.now();
+        for (number, scene) in chosen.iter().enumerate() {
+            correct += usize::from(scene.play(number + 1, chosen.len(), &cloud).await);
+            if self.pause && number + 1 < chosen.len() {
+                println!("\nPress Enter to go on.");
+                io::stdin().read_line(&mut String::new())?;
+            }
+        }
+        let (all, seconds) = (chosen.len(), clock.now().duration_since(started)?.as_secs());
+        println!("\n{BOLD}{correct} of {all} scenes ended as they should{BOLD:#}, in {seconds} s.");
+        println!("`cargo run -- --help` names the scenes, so that you can play one of them alone.");
+        println!("The guides begin at lock/docs/README.md, and the functions are in lambda-example.");
+        Ok(correct == all)
+    }
 }
 
 /// The tables, and the engine that has them.
@@ -86,12 +131,10 @@ enum Backend {
 
 impl Cloud {
     fn embedded() -> Result<Self, Error> {
-        println!("On the embedded engine, with 2 to 8 ms of latency each way\n");
         Ok(Self::new("locks", Backend::Embedded(DynamoDb::new()?)))
     }
 
     async fn real(table: &str) -> Self {
-        println!("On the tables {table} and {table}-data, with 2 to 8 ms of added latency each way\n");
         let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
         Self::new(table, Backend::Real(Box::new(config)))
     }
@@ -142,16 +185,4 @@ fn context(function: &str, number: usize, deadline: SystemTime) -> Context {
 fn since_epoch_ms(time: SystemTime) -> u64 {
     let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn table<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-    table.set_header(header);
-    table
-}
-
-/// Fails the demonstration unless `holds`.
-fn expect(holds: bool, otherwise: impl Into<Error>) -> Result<(), Error> {
-    if holds { Ok(()) } else { Err(otherwise.into()) }
 }

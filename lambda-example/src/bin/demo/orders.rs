@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use anstream::println;
 use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlResponse;
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_example::{Orders, Simulation, order_api};
@@ -18,23 +19,45 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 use tower::ServiceExt;
 
-use super::{Cloud, context, expect, table};
+use super::{Cloud, context};
+use crate::scene::{Scene, expect, table};
 
-pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
-    let shop = Shop { cloud, prefix: cloud.new_prefix("order-api") };
-    duplicates(&shop).await?;
-    crash_before_the_write(&shop).await?;
-    crash_after_the_write(&shop).await
-}
+pub(crate) const SCENES: &[Scene] = &[
+    Scene {
+        name: "retry",
+        title: "A client sends an order again",
+        world: "A client orders tea from order-api twice at once, because its first request took long, and once more \
+                later. Then it uses the same Idempotency-Key for five teas.",
+        should: "One order. The request that comes while the first one runs gets 409, the later one gets the stored \
+                 answer of the first one, and the other order gets 422, because the key belongs to the first order.",
+        guide: "recipes/http",
+        play: |cloud| Box::pin(retry(Shop::new(cloud))),
+    },
+    Scene {
+        name: "crash-before",
+        title: "An environment crashes before it writes the order",
+        world: "It dies while it checks the stock, 1.5 s before its deadline. The client retries every half second.",
+        should: "The client gets 409 until the lease and 1 s of clock skew have passed. Then the order is placed, once.",
+        guide: "reference/idempotency",
+        play: |cloud| Box::pin(crash_before_the_write(Shop::new(cloud))),
+    },
+    Scene {
+        name: "crash-after",
+        title: "An environment crashes after it wrote the order",
+        world: "It dies after DynamoDB has committed the order, and before it answers. The client retries.",
+        should: "The retry gets the answer that was committed together with the order, and no second order is placed.",
+        guide: "reference/idempotency",
+        play: |cloud| Box::pin(crash_after_the_write(Shop::new(cloud))),
+    },
+];
 
-async fn duplicates(shop: &Shop<'_>) -> Result<(), Error> {
-    println!("One order, sent twice at once and once later; then its key with a different order");
+async fn retry(shop: Shop<'_>) -> Result<String, Error> {
     let send = |number, quantity| shop.request(number, "tea", quantity, 300).send(shop.cloud.host());
     let (first, second) = tokio::join!(send(1, 2), send(2, 2));
     let later = send(3, 2).await;
     let other = send(4, 5).await;
     let replies = [first?, second?, later?, other?];
-    print(&replies);
+    print(false, &replies);
 
     let mut statuses = replies.each_ref().map(|reply| reply.response.status_code);
     statuses[..2].sort_unstable();
@@ -49,10 +72,7 @@ async fn duplicates(shop: &Shop<'_>) -> Result<(), Error> {
 /// Longer than the time after which the environment crashes.
 const CHECKING_MS: u64 = 1000;
 
-async fn crash_before_the_write(shop: &Shop<'_>) -> Result<(), Error> {
-    println!(
-        "\nAn environment crashes while it checks the stock; its deadline is 2 s away and its lease ends 1 s later"
-    );
+async fn crash_before_the_write(shop: Shop<'_>) -> Result<String, Error> {
     let host = shop.cloud.host();
     let doomed = shop.request(1, "coffee", 1, CHECKING_MS).timeout(Duration::from_secs(2)).send(host.clone());
     let work = tokio::spawn(doomed);
@@ -70,14 +90,13 @@ async fn crash_before_the_write(shop: &Shop<'_>) -> Result<(), Error> {
         }
         sleep(Duration::from_millis(500)).await;
     }
-    print(&replies);
+    print(true, &replies);
     expect(replies.len() > 1, "the record of the crashed environment refused no request")?;
     expect(replies.iter().any(|reply| reply.response.status_code == 201), "the order was not placed")?;
     shop.expect_one_order_of("coffee").await
 }
 
-async fn crash_after_the_write(shop: &Shop<'_>) -> Result<(), Error> {
-    println!("\nAn environment crashes after the order is written and before it answers");
+async fn crash_after_the_write(shop: Shop<'_>) -> Result<String, Error> {
     let written = Arc::new(Notify::new());
     let host = shop.cloud.new_host().intercept(Written(Arc::clone(&written))).build();
     let work = tokio::spawn(shop.request(1, "cocoa", 3, 0).send(host.clone()));
@@ -86,7 +105,7 @@ async fn crash_after_the_write(shop: &Shop<'_>) -> Result<(), Error> {
     work.abort();
 
     let replies = [shop.request(2, "cocoa", 3, 0).send(shop.cloud.host()).await?];
-    print(&replies);
+    print(true, &replies);
     expect(replies[0].is_replay(), "the order was written without its answer")?;
     shop.expect_one_order_of("cocoa").await
 }
@@ -109,7 +128,11 @@ struct Shop<'a> {
     prefix: String,
 }
 
-impl Shop<'_> {
+impl<'a> Shop<'a> {
+    fn new(cloud: &'a Cloud) -> Self {
+        Self { cloud, prefix: cloud.new_prefix("order-api") }
+    }
+
     /// Returns a request whose key is the item.
     fn request(&self, number: usize, item: &str, quantity: u32, checking_ms: u64) -> Request {
         Request {
@@ -123,7 +146,7 @@ impl Shop<'_> {
         }
     }
 
-    async fn expect_one_order_of(&self, item: &str) -> Result<(), Error> {
+    async fn expect_one_order_of(&self, item: &str) -> Result<String, Error> {
         let orders: Result<Vec<_>, _> = self
             .cloud
             .host()
@@ -141,8 +164,8 @@ impl Shop<'_> {
             .collect()
             .await;
         let orders = orders?.len();
-        println!("orders of {item} in the table: {orders}");
-        expect(orders == 1, format!("{orders} orders of {item} were written, not 1"))
+        expect(orders == 1, format!("{orders} orders of {item} were written, not 1"))?;
+        Ok(format!("The table has one order of {item}."))
     }
 }
 
@@ -200,17 +223,26 @@ impl Reply {
         self.response.headers.contains_key("idempotency-replayed")
     }
 
-    /// Returns the body, or the title of a problem.
+    /// Returns the order, or the title of a problem.
     fn summary(&self) -> String {
-        let body = self.response.body.clone().unwrap_or_default();
-        let title =
-            serde_json::from_str(&body).ok().and_then(|problem: Value| Some(problem["title"].as_str()?.to_owned()));
-        title.unwrap_or(body)
+        let body: Value = serde_json::from_str(self.response.body.as_deref().unwrap_or_default()).unwrap_or_default();
+        match (body["title"].as_str(), body["id"].as_str()) {
+            (Some(title), _) => title.to_owned(),
+            (None, Some(id)) => {
+                let end = id.get(id.len().saturating_sub(4)..).unwrap_or(id);
+                format!("order …{end}: {} {}", body["quantity"], body["item"])
+            }
+            (None, None) => body.to_string(),
+        }
     }
 }
 
-fn print(replies: &[Reply]) {
-    let mut table = table(["request", "status", "order or problem", "replayed", "requests", "ms"]);
+/// Prints the replies, below a row for the first request if its environment crashed.
+fn print(first_crashed: bool, replies: &[Reply]) {
+    let mut table = table(["request", "status", "answer", "stored", "requests", "ms"]);
+    if first_crashed {
+        table.add_row(["1", "", "none: its environment crashed"]);
+    }
     for reply in replies {
         let Reply { number, response, requests, took } = reply;
         let replayed = if reply.is_replay() { "yes" } else { "" };

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use anstream::println;
 use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use aws_smithy_runtime_api::client::http::{
@@ -21,7 +22,8 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use tower::ServiceExt;
 
-use super::{Cloud, context, expect, table};
+use super::{Cloud, context};
+use crate::scene::{Scene, expect, table};
 
 /// The queue's visibility timeout.
 const VISIBILITY_TIMEOUT: Duration = Duration::from_millis(200);
@@ -30,8 +32,19 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// The number of deliveries before a message becomes a dead letter.
 const MAX_RECEIVE_COUNT: u32 = 5;
 
-pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
-    println!("Messages in two batches at once, each to its own environment; failed messages come back after 200 ms");
+pub(crate) const SCENES: &[Scene] = &[Scene {
+    name: "queue",
+    title: "SQS delivers messages twice, and some always fail",
+    world: "The queue has the payment of the rent in two messages, which come at once, and in a third one later. The \
+            payment of the power fails twice. One payment always fails, and one message is no payment at all. A message \
+            that fails returns after 0.2 s, and is a dead letter after five deliveries.",
+    should: "The rent is paid once: its second message is hidden while the first one is in progress, and then deleted. \
+             The power is paid at the third delivery. The last two messages become dead letters, and hold up nothing.",
+    guide: "recipes/sqs",
+    play: |cloud| Box::pin(deliveries(cloud)),
+}];
+
+async fn deliveries(cloud: &Cloud) -> Result<String, Error> {
     let queue = Queue::new(cloud.host());
     let prefix = cloud.new_prefix("payment-queue");
     let rent = payment("rent", 300, 0);
@@ -47,7 +60,6 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
     for (id, expected) in [("rent", 1), ("power", 1), ("poison", 0)] {
         let row = cloud.row(format!("{prefix}payment#{id}")).await?;
         let times = row.as_ref().and_then(|row| row["times"].as_n().ok()?.parse().ok()).unwrap_or(0);
-        println!("times {id} was paid: {times}");
         expect(times == expected, format!("{id} was paid {times} times, not {expected}"))?;
     }
     let ends: Vec<_> = queue.messages().iter().map(|message| (message.deliveries, message.fate)).collect();
@@ -55,7 +67,8 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
     let (done, dead) = (Fate::Done, Fate::DeadLetter);
     let one_came_back = [[(1, done), (2, done)], [(2, done), (1, done)]].iter().any(|ends| ends == at_once);
     expect(one_came_back, format!("the two at once ended as {at_once:?}"))?;
-    expect(others == [(3, done), (5, dead), (5, dead), (1, done)], format!("the others ended as {others:?}"))
+    expect(others == [(3, done), (5, dead), (5, dead), (1, done)], format!("the others ended as {others:?}"))?;
+    Ok("The rent and the power were paid once each, and nothing else was paid.".to_owned())
 }
 
 fn payment(id: &str, paying_ms: u64, failing_deliveries: u64) -> String {
@@ -183,17 +196,20 @@ impl Queue {
     }
 
     fn print(&self) {
-        let mut table = table(["message", "body", "deliveries", "hidden", "outcome"]);
+        let mut table = table(["message", "body", "deliveries", "hidden for", "in the end"]);
         for (number, message) in self.messages().iter().enumerate() {
             let body: Value = serde_json::from_str(&message.body).unwrap_or_default();
-            let hidden =
-                message.hidden.map(|seconds| format!("for {seconds} s, while in progress")).unwrap_or_default();
+            let hidden = message.hidden.map(|seconds| format!("{seconds} s, while in progress")).unwrap_or_default();
             table.add_row([
                 (number + 1).to_string(),
                 body["id"].as_str().unwrap_or(&message.body).to_owned(),
                 message.deliveries.to_string(),
                 hidden,
-                format!("{:?}", message.fate),
+                match message.fate {
+                    Fate::Queued => "in the queue".to_owned(),
+                    Fate::Done => "deleted: paid".to_owned(),
+                    Fate::DeadLetter => "dead letter".to_owned(),
+                },
             ]);
         }
         println!("{table}");

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use anstream::println;
 use lambda_example::{Failure, Outcome, ReportRequest, Reports, Simulation, nightly_report};
 use lambda_lock::embedded::Host;
 use lambda_lock::{HandlerError, Locks};
@@ -9,20 +10,45 @@ use lambda_runtime::{Error, LambdaEvent};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
-use super::{Cloud, context, expect, table};
+use super::{Cloud, context};
+use crate::scene::{Scene, expect, note, short, table};
 
 /// The number of deliveries of one event.
 const DELIVERIES: usize = 8;
 
-pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
-    duplicates(cloud).await?;
-    crash(cloud).await?;
-    overrun(cloud).await
-}
+pub(crate) const SCENES: &[Scene] = &[
+    Scene {
+        name: "overlap",
+        title: "A schedule fires eight times at once",
+        world: "One scheduled event starts eight invocations of nightly-report at the same moment, each in its own \
+                environment. The next night, it fires once.",
+        should: "One of the eight writes the report, with two requests for its lock and one for the report. The other \
+                 seven are skipped, with one request each. The next night, the key is free, and the fence is larger.",
+        guide: "recipes/cron",
+        play: |cloud| Box::pin(overlap(cloud)),
+    },
+    Scene {
+        name: "crash",
+        title: "A holder crashes",
+        world: "The environment that writes the report dies after half a second. Its deadline is 2 s after its start. \
+                Lambda retries the event every half second, with the same request id.",
+        should: "Nobody gets the lock before the crashed holder's lease has ended and 1 s of clock skew has passed. \
+                 Until then, a retry fails and is not skipped, because Lambda would take a skip for success. Then one runs.",
+        guide: "recipes/cron",
+        play: |cloud| Box::pin(crash(cloud)),
+    },
+    Scene {
+        name: "overrun",
+        title: "A holder takes longer than its timeout",
+        world: "The work takes a minute, but the deadline of its invocation is 1 s away.",
+        should: "The work is cancelled at the deadline, and its lock is lost. The next invocation runs at once.",
+        guide: "reference/times",
+        play: |cloud| Box::pin(overrun(cloud)),
+    },
+];
 
 /// Delivers the same event many times at once, each time to its own environment.
-async fn duplicates(cloud: &Cloud) -> Result<(), Error> {
-    println!("One scheduled event, delivered {DELIVERIES} times at once");
+async fn overlap(cloud: &Cloud) -> Result<String, Error> {
     let mut answers = JoinSet::new();
     for number in 1..=DELIVERIES {
         let invocation = Invocation::new(cloud, number, Duration::from_secs(30));
@@ -30,20 +56,23 @@ async fn duplicates(cloud: &Cloud) -> Result<(), Error> {
     }
     let mut answers = answers.join_all().await;
     answers.sort_by_key(|answer| answer.number);
-    print(&answers);
-    expect_one_written(&answers)?;
-
-    println!("\nThe next night: the key is free, and the fence is larger");
     let next = Invocation::new(cloud, DELIVERIES + 1, Duration::from_secs(30));
-    let next = [next.deliver("sales", Duration::from_millis(300)).await];
-    print(&next);
-    expect_one_written(&next)
+    let next = next.deliver("sales", Duration::from_millis(300)).await;
+    print(false, answers.iter().chain([&next]));
+
+    expect_one_written(&answers)?;
+    let skipped = answers.iter().find_map(|answer| match &answer.outcome {
+        Ok(Outcome::Skipped { reason }) => Some(reason),
+        _ => None,
+    });
+    note(&format!("Each one that was skipped learned why: {}", skipped.ok_or("none was skipped")?));
+    let fences = [answers.iter().find_map(Answer::fence), next.fence()];
+    expect(fences[0] < fences[1], "the fence of the next night is not larger")?;
+    Ok("The report was written once in the first night and once in the next one.".to_owned())
 }
 
 /// Crashes an environment that holds the lock and cannot release it.
-async fn crash(cloud: &Cloud) -> Result<(), Error> {
-    println!("\nA holder crashes; its deadline is 2 s away and its lease ends 1 s of clock skew later");
-    println!("Retries of its event have its request id: they are not skipped");
+async fn crash(cloud: &Cloud) -> Result<String, Error> {
     let doomed = Invocation::new(cloud, 1, Duration::from_secs(2));
     let host = doomed.host.clone();
     let work = tokio::spawn(async move { doomed.deliver("inventory", Duration::from_mins(1)).await });
@@ -56,33 +85,40 @@ async fn crash(cloud: &Cloud) -> Result<(), Error> {
     for number in 2..20 {
         let retry = Invocation { request: 1, ..Invocation::new(cloud, number, Duration::from_secs(30)) };
         let answer = retry.deliver("inventory", Duration::from_millis(50)).await;
-        let written = answer.written();
+        let written = answer.fence().is_some();
         answers.push(answer);
         if written {
             break;
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    print(&answers);
+    print(true, &answers);
     expect_one_written(&answers)?;
-    let is_refused = |answer: &Answer| matches!(&answer.outcome, Err(HandlerError::Lock(error)) if error.is_held());
-    expect(answers.len() > 1, "the lock of the crashed holder refused no retry")?;
-    expect(answers[..answers.len() - 1].iter().all(is_refused), "a retry of the crashed holder was skipped")?;
-    println!("taken over {} ms after the crash", host.now().duration_since(started)?.as_millis());
-    Ok(())
+    let refused = answers[..answers.len() - 1].iter().map(|answer| match &answer.outcome {
+        Err(HandlerError::Lock(error)) if error.is_held() => Ok(error),
+        _ => Err("a retry of the crashed holder was skipped"),
+    });
+    let refused: Vec<_> = refused.collect::<Result<_, _>>()?;
+    note(&format!("A retry that failed says why: {}", refused.first().ok_or("no retry was refused")?));
+    let after = host.now().duration_since(started)?.as_secs_f64();
+    expect(after > 2.3, format!("the lock was taken over {after:.1} s after the crash, before its lease had ended"))?;
+    Ok(format!("The report was written once, {after:.1} s after the crash."))
 }
 
 /// Runs a handler that does not finish by its deadline.
-async fn overrun(cloud: &Cloud) -> Result<(), Error> {
-    println!("\nA holder overruns; its work takes a minute and its deadline is 1 s away");
+async fn overrun(cloud: &Cloud) -> Result<String, Error> {
     let late = Invocation::new(cloud, 1, Duration::from_secs(1));
     let late = late.deliver("forecast", Duration::from_mins(1)).await;
-    let cancelled = matches!(&late.outcome, Err(HandlerError::Lock(error)) if error.is_lost());
     let next = Invocation::new(cloud, 2, Duration::from_secs(30));
     let answers = [late, next.deliver("forecast", Duration::from_millis(50)).await];
-    print(&answers);
-    expect(cancelled, "the work was not cancelled at the end of the lease")?;
-    expect_one_written(&answers)
+    print(false, &answers);
+    let Err(HandlerError::Lock(lost)) = &answers[0].outcome else {
+        return Err("the work was not cancelled at the end of the lease".into());
+    };
+    expect(lost.is_lost(), format!("the work was cancelled for another reason: {lost}"))?;
+    note(&format!("The first one says why: {lost}"));
+    expect_one_written(&answers)?;
+    Ok("The first invocation was cancelled at its deadline and wrote nothing, and the second one wrote.".to_owned())
 }
 
 /// One delivery of an event to its own environment.
@@ -139,27 +175,37 @@ struct Answer {
 }
 
 impl Answer {
-    fn written(&self) -> bool {
-        matches!(self.outcome, Ok(Outcome::Written { .. }))
+    /// The fence with which it wrote the report.
+    fn fence(&self) -> Option<u64> {
+        match self.outcome {
+            Ok(Outcome::Written { fence, .. }) => Some(fence),
+            _ => None,
+        }
     }
 }
 
-fn print(answers: &[Answer]) {
+/// Prints the answers, below a row for the first delivery if its environment crashed.
+fn print<'a>(first_crashed: bool, answers: impl IntoIterator<Item = &'a Answer>) {
     let mut table = table(["delivery", "outcome", "fence", "requests", "ms"]);
-    for Answer { number, outcome, requests, took } in answers {
-        let (outcome, fence) = match outcome {
-            Ok(Outcome::Written { fence, times, .. }) => {
-                (format!("ran; times written so far: {times}"), fence.to_string())
-            }
-            Ok(Outcome::Skipped { reason }) => (format!("skipped: {reason}"), String::new()),
-            Err(error) => (format!("failed: {error}"), String::new()),
+    if first_crashed {
+        table.add_row(["1", "none: its environment crashed"]);
+    }
+    for answer in answers {
+        let Answer { number, outcome, requests, took } = answer;
+        let outcome = match outcome {
+            Ok(Outcome::Written { times, .. }) => format!("wrote the report: version {times}"),
+            Ok(Outcome::Skipped { .. }) => "skipped".to_owned(),
+            Err(HandlerError::Lock(error)) if error.is_held() => "failed, because the key is held".to_owned(),
+            Err(HandlerError::Lock(error)) if error.is_lost() => "cancelled, because the lease ended".to_owned(),
+            Err(error) => format!("failed: {error}"),
         };
+        let fence = answer.fence().map(short).unwrap_or_default();
         table.add_row([number.to_string(), outcome, fence, requests.to_string(), took.as_millis().to_string()]);
     }
     println!("{table}");
 }
 
 fn expect_one_written(answers: &[Answer]) -> Result<(), Error> {
-    let written = answers.iter().filter(|answer| answer.written()).count();
+    let written = answers.iter().filter(|answer| answer.fence().is_some()).count();
     expect(written == 1, format!("{written} invocations ran, not 1"))
 }
