@@ -111,25 +111,33 @@ export class LambdaLocks extends Construct {
     const added = [
       this.alarm(fn, "Errors", {
         metric: fn.metricErrors({ period: FIVE_MINUTES, statistic: "Sum" }),
-        alarmDescription:
-          "The function failed. It timed out, for example, or was denied access to the table. Read its log. Runbook of lambda-lock: Invocations fail.",
+        alarmDescription: description(
+          "The function failed. For example, it timed out, or its role may not use the table. Read its log.",
+          "invocations-fail",
+        ),
       }),
       this.alarm(fn, "LockErrors", {
         // The others are routine, or a mistake of the sender.
         metric: countOther(fn, "lambda_lock_refused", "reason", ["held", "cancelled", "mismatch", "key_missing"]),
-        alarmDescription:
-          "A lock was refused although nobody held it. The table is missing, denied or throttled, for example. Read the log for the reason. Runbook of lambda-lock: Invocations fail.",
+        alarmDescription: description(
+          "Work did not get its lock although nobody held it. For example, the lock table is missing or throttled, or the role of the function may not use it. Read the log for the reason.",
+          "invocations-fail",
+        ),
       }),
       this.alarm(fn, "WorkErrors", {
         metric: count(fn, "lambda_lock_work_failed"),
-        alarmDescription:
-          "Work fails again and again after it got its lock. Read the log for the errors. Runbook of lambda-lock: Invocations fail.",
+        alarmDescription: description(
+          "Work fails again and again, although it gets its lock. So the fault is in the handler, or in a service that it calls. Read the log for the errors.",
+          "invocations-fail",
+        ),
         ...AGAIN,
       }),
       this.alarm(fn, "ItemErrors", {
         metric: countOther(fn, "lambda_lock_batch_items", "outcome", ["done", "duplicate", "in_progress", "not_started"]),
-        alarmDescription:
-          "Messages or records fail again and again. Read the log for the errors. Runbook of lambda-lock: Invocations fail.",
+        alarmDescription: description(
+          "Messages or records fail again and again. Read the log for the errors. Fix the cause before all retries are used up.",
+          "invocations-fail",
+        ),
         ...AGAIN,
       }),
       this.alarm(fn, "HttpProblems", {
@@ -145,29 +153,39 @@ export class LambdaLocks extends Construct {
           "unfinished",
           "result-not-stored",
         ]),
-        alarmDescription:
-          "Requests got a problem that is not a mistake of the client. Look up the problem and read the log. Runbook of lambda-lock: Invocations fail.",
+        alarmDescription: description(
+          "Requests were answered with a problem that is not the client's mistake. Find the name of the problem in the log, and look it up.",
+          "invocations-fail",
+        ),
       }),
       this.alarm(fn, "Lost", {
         metric: count(fn, "lambda_lock_lost"),
-        alarmDescription:
-          "Work took longer than its lease. Another invocation may have done it in the meantime. Check whether it was done twice. Runbook of lambda-lock: A run was killed or took too long.",
+        alarmDescription: description(
+          "Work took longer than its lease, so another invocation may have done it at the same time. Check whether it was done twice.",
+          "a-run-was-killed-or-took-too-long",
+        ),
       }),
       this.alarm(fn, "TakenOver", {
         metric: count(fn, "lambda_lock_taken_over"),
-        alarmDescription:
-          "An invocation was killed or crashed. Another one took over its lock when its lease had ended. Read the end of the log of the one that died. Runbook of lambda-lock: A run was killed or took too long.",
+        alarmDescription: description(
+          "An invocation was killed or crashed while it held a lock. Another one took the lock over after the lease had ended. The log line 'taken over' names the log stream of the invocation that died. Read the end of that stream.",
+          "a-run-was-killed-or-took-too-long",
+        ),
       }),
       this.alarm(fn, "Refused", {
         metric: count(fn, "lambda_lock_refused", { reason: "held" }),
-        alarmDescription:
-          "The function is invoked before earlier work is done. See who holds the key, and for how long. Runbook of lambda-lock: A key is held.",
+        alarmDescription: description(
+          "Invocations did not get their lock, because earlier work still held it. Check who holds the key, and for how long.",
+          "a-key-is-held",
+        ),
         threshold: refused,
       }),
       this.alarm(fn, "InProgress", {
         metric: count(fn, "lambda_lock_in_progress_refusals"),
-        alarmDescription:
-          "Callers retry before their first request is done. See who holds the keys, and for how long. Runbook of lambda-lock: A key is held.",
+        alarmDescription: description(
+          "Callers sent a request again before the first one had finished, so it was rejected. Check who holds the keys, and for how long.",
+          "a-key-is-held",
+        ),
         threshold: refused,
       }),
     ];
@@ -175,7 +193,10 @@ export class LambdaLocks extends Construct {
       added.push(
         this.alarm(fn, "Missing", {
           metric: count(fn, "lambda_lock_released").with({ period: Duration.hours(1) }),
-          alarmDescription: `No work was done for ${hours} hours. Check whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen.`,
+          alarmDescription: description(
+            `No work was done for ${hours} hours. Check whether the schedule is switched on, and whether somebody holds the key.`,
+            "work-does-not-happen",
+          ),
           evaluationPeriods: hours,
           comparisonOperator: cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
           threshold: 1,
@@ -226,48 +247,48 @@ export class LambdaLocks extends Construct {
         ),
       ],
       [
-        "Work failed; lost; taken over; release failed, by reason",
+        "Failed work, and locks lost, taken over or not released",
         [
           each("lambda_lock_work_failed", "Sum", "work failed"),
-          each("lambda_lock_lost", "Sum", "lost"),
-          each("lambda_lock_taken_over", "Sum", "taken over"),
-          byReason("lambda_lock_release_failed", "Sum", "release failed: ${PROP('Dim.reason')}"),
+          each("lambda_lock_lost", "Sum", "lock lost"),
+          each("lambda_lock_taken_over", "Sum", "lock taken over after a crash"),
+          byReason("lambda_lock_release_failed", "Sum", "lock not released: ${PROP('Dim.reason')}"),
         ],
       ],
-      ["Refused, by reason", [byReason("lambda_lock_refused", "Sum", "${PROP('Dim.reason')}")]],
+      ["Locks refused, by reason", [byReason("lambda_lock_refused", "Sum", "${PROP('Dim.reason')}")]],
       [
-        "Throttled by DynamoDB",
+        "Requests throttled by DynamoDB",
         [
           throttled("WriteThrottleEvents", "writes to the lock table"),
           throttled("ReadThrottleEvents", "reads of the lock table"),
         ],
       ],
       [
-        "Acquired; released",
+        "Locks acquired and released",
         [each("lambda_lock_acquired", "Sum", "acquired"), each("lambda_lock_released", "Sum", "released")],
       ],
       [
-        "Duplicates replayed; refused in progress",
+        "Duplicates answered or rejected",
         [
-          each("lambda_lock_replays", "Sum", "replayed"),
-          each("lambda_lock_in_progress_refusals", "Sum", "in progress"),
+          each("lambda_lock_replays", "Sum", "answered with the first result"),
+          each("lambda_lock_in_progress_refusals", "Sum", "rejected while the first one runs"),
         ],
       ],
       [
-        "Messages and records of batches, by outcome",
+        "Messages and records, by outcome",
         [byOutcome("lambda_lock_batch_items", "Sum", "${PROP('Dim.outcome')}")],
       ],
       ["Tickets, by outcome", [byOutcome("lambda_lock_tickets", "Sum", "${PROP('Dim.outcome')}")]],
       [
-        "Waiters ahead of one that takes a place",
+        "Queue length seen by new waiters",
         [
           each("lambda_lock_waiters_ahead", "p50", "p50"),
           each("lambda_lock_waiters_ahead", "Maximum", "maximum"),
         ],
       ],
-      ["Time to acquire", times("lambda_lock_acquire_time"), "ms"],
-      ["Time held", times("lambda_lock_hold_time"), "ms"],
-      ["Time to release", times("lambda_lock_release_time"), "ms"],
+      ["Time to acquire a lock", times("lambda_lock_acquire_time"), "ms"],
+      ["Time that a lock is held", times("lambda_lock_hold_time"), "ms"],
+      ["Time to release a lock", times("lambda_lock_release_time"), "ms"],
     ];
     const dashboard = new cloudwatch.Dashboard(this, "Dashboard", {
       dashboardName,
@@ -308,6 +329,13 @@ const FIVE_MINUTES = Duration.minutes(5);
 
 /** One failure says nothing, because the work is done again. So two periods of the last two hours have to have one. */
 const AGAIN = { evaluationPeriods: 24, datapointsToAlarm: 2 };
+
+const RUNBOOK = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/operate/runbook/index.html";
+
+/** What happened and what to do first, with a link to the heading of the runbook that has the rest. */
+function description(text: string, heading: string): string {
+  return `${text} Runbook: ${RUNBOOK}#${heading}`;
+}
 
 /** In a label: the name of the function that a metric is of. */
 const FUNCTION = "${PROP('Dim.FunctionName')}";

@@ -13,41 +13,41 @@ locals {
       ]
     },
     {
-      title = "Work failed; lost; taken over; release failed, by reason"
+      title = "Failed work, and locks lost, taken over or not released"
       searches = [
         ["lambda_lock_work_failed", "", "Sum", "work failed"],
-        ["lambda_lock_lost", "", "Sum", "lost"],
-        ["lambda_lock_taken_over", "", "Sum", "taken over"],
-        ["lambda_lock_release_failed", ",reason", "Sum", "release failed: $${PROP('Dim.reason')}"],
+        ["lambda_lock_lost", "", "Sum", "lock lost"],
+        ["lambda_lock_taken_over", "", "Sum", "lock taken over after a crash"],
+        ["lambda_lock_release_failed", ",reason", "Sum", "lock not released: $${PROP('Dim.reason')}"],
       ]
     },
     {
-      title    = "Refused, by reason"
+      title    = "Locks refused, by reason"
       searches = [["lambda_lock_refused", ",reason", "Sum", "$${PROP('Dim.reason')}"]]
     },
     {
-      title = "Throttled by DynamoDB"
+      title = "Requests throttled by DynamoDB"
       metrics = [
         ["AWS/DynamoDB", "WriteThrottleEvents", "TableName", aws_dynamodb_table.locks.name, { stat = "Sum", label = "writes to the lock table" }],
         ["AWS/DynamoDB", "ReadThrottleEvents", "TableName", aws_dynamodb_table.locks.name, { stat = "Sum", label = "reads of the lock table" }],
       ]
     },
     {
-      title = "Acquired; released"
+      title = "Locks acquired and released"
       searches = [
         ["lambda_lock_acquired", "", "Sum", "acquired"],
         ["lambda_lock_released", "", "Sum", "released"],
       ]
     },
     {
-      title = "Duplicates replayed; refused in progress"
+      title = "Duplicates answered or rejected"
       searches = [
-        ["lambda_lock_replays", "", "Sum", "replayed"],
-        ["lambda_lock_in_progress_refusals", "", "Sum", "in progress"],
+        ["lambda_lock_replays", "", "Sum", "answered with the first result"],
+        ["lambda_lock_in_progress_refusals", "", "Sum", "rejected while the first one runs"],
       ]
     },
     {
-      title    = "Messages and records of batches, by outcome"
+      title    = "Messages and records, by outcome"
       searches = [["lambda_lock_batch_items", ",outcome", "Sum", "$${PROP('Dim.outcome')}"]]
     },
     {
@@ -55,14 +55,14 @@ locals {
       searches = [["lambda_lock_tickets", ",outcome", "Sum", "$${PROP('Dim.outcome')}"]]
     },
     {
-      title = "Waiters ahead of one that takes a place"
+      title = "Queue length seen by new waiters"
       searches = [
         ["lambda_lock_waiters_ahead", "", "p50", "p50"],
         ["lambda_lock_waiters_ahead", "", "Maximum", "maximum"],
       ]
     },
     {
-      title = "Time to acquire"
+      title = "Time to acquire a lock"
       unit  = "ms"
       searches = [
         ["lambda_lock_acquire_time", "", "p50", "p50"],
@@ -70,7 +70,7 @@ locals {
       ]
     },
     {
-      title = "Time held"
+      title = "Time that a lock is held"
       unit  = "ms"
       searches = [
         ["lambda_lock_hold_time", "", "p50", "p50"],
@@ -78,7 +78,7 @@ locals {
       ]
     },
     {
-      title = "Time to release"
+      title = "Time to release a lock"
       unit  = "ms"
       searches = [
         ["lambda_lock_release_time", "", "p50", "p50"],

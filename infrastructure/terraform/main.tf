@@ -58,6 +58,9 @@ data "aws_iam_policy_document" "locks" {
 }
 
 locals {
+  # Each alarm says what happened and what to do first, and links to the heading of the runbook that has the rest.
+  runbook = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/operate/runbook/index.html"
+
   alarm_actions = var.alarm_topic_arn == null ? [] : [var.alarm_topic_arn]
 
   # Of a metric with a label, an alarm is on one value, or on the sum of all but the values that are routine: a new one is
@@ -71,49 +74,49 @@ locals {
     errors = merge(local.counted, {
       namespace   = "AWS/Lambda"
       metric      = "Errors"
-      description = "The function failed. It timed out, for example, or was denied access to the table. Read its log. Runbook of lambda-lock: Invocations fail."
+      description = "The function failed. For example, it timed out, or its role may not use the table. Read its log. Runbook: ${local.runbook}#invocations-fail"
     })
     lock-errors = merge(local.counted, {
       metric      = "lambda_lock_refused"
       label       = "reason"
       routine     = ["held", "cancelled", "mismatch", "key_missing"]
-      description = "A lock was refused although nobody held it. The table is missing, denied or throttled, for example. Read the log for the reason. Runbook of lambda-lock: Invocations fail."
+      description = "Work did not get its lock although nobody held it. For example, the lock table is missing or throttled, or the role of the function may not use it. Read the log for the reason. Runbook: ${local.runbook}#invocations-fail"
     })
     work-errors = merge(local.counted, local.again, {
       metric      = "lambda_lock_work_failed"
-      description = "Work fails again and again after it got its lock. Read the log for the errors. Runbook of lambda-lock: Invocations fail."
+      description = "Work fails again and again, although it gets its lock. So the fault is in the handler, or in a service that it calls. Read the log for the errors. Runbook: ${local.runbook}#invocations-fail"
     })
     item-errors = merge(local.counted, local.again, {
       metric      = "lambda_lock_batch_items"
       label       = "outcome"
       routine     = ["done", "duplicate", "in_progress", "not_started"]
-      description = "Messages or records fail again and again. Read the log for the errors. Runbook of lambda-lock: Invocations fail."
+      description = "Messages or records fail again and again. Read the log for the errors. Fix the cause before all retries are used up. Runbook: ${local.runbook}#invocations-fail"
     })
     http-problems = merge(local.counted, {
       metric      = "lambda_lock_http_problems"
       label       = "problem"
       routine     = ["key-missing", "key-malformed", "key-too-long", "key-reused", "body-unreadable", "body-too-large", "in-progress", "unfinished", "result-not-stored"]
-      description = "Requests got a problem that is not a mistake of the client. Look up the problem and read the log. Runbook of lambda-lock: Invocations fail."
+      description = "Requests were answered with a problem that is not the client's mistake. Find the name of the problem in the log, and look it up. Runbook: ${local.runbook}#invocations-fail"
     })
     lost = merge(local.counted, {
       metric      = "lambda_lock_lost"
-      description = "Work took longer than its lease. Another invocation may have done it in the meantime. Check whether it was done twice. Runbook of lambda-lock: A run was killed or took too long."
+      description = "Work took longer than its lease, so another invocation may have done it at the same time. Check whether it was done twice. Runbook: ${local.runbook}#a-run-was-killed-or-took-too-long"
     })
     taken-over = merge(local.counted, {
       metric      = "lambda_lock_taken_over"
-      description = "An invocation was killed or crashed. Another one took over its lock when its lease had ended. Read the end of the log of the one that died. Runbook of lambda-lock: A run was killed or took too long."
+      description = "An invocation was killed or crashed while it held a lock. Another one took the lock over after the lease had ended. The log line 'taken over' names the log stream of the invocation that died. Read the end of that stream. Runbook: ${local.runbook}#a-run-was-killed-or-took-too-long"
     })
     refused = merge(local.counted, {
       metric      = "lambda_lock_refused"
       label       = "reason"
       value       = "held"
       threshold   = var.refused_threshold
-      description = "The function is invoked before earlier work is done. See who holds the key, and for how long. Runbook of lambda-lock: A key is held."
+      description = "Invocations did not get their lock, because earlier work still held it. Check who holds the key, and for how long. Runbook: ${local.runbook}#a-key-is-held"
     })
     in-progress = merge(local.counted, {
       metric      = "lambda_lock_in_progress_refusals"
       threshold   = var.refused_threshold
-      description = "Callers retry before their first request is done. See who holds the keys, and for how long. Runbook of lambda-lock: A key is held."
+      description = "Callers sent a request again before the first one had finished, so it was rejected. Check who holds the keys, and for how long. Runbook: ${local.runbook}#a-key-is-held"
     })
   }
 
@@ -161,7 +164,7 @@ resource "aws_cloudwatch_metric_alarm" "missing" {
   }
 
   alarm_name          = "${each.key}-missing"
-  alarm_description   = "No work was done for ${each.value} hours. Check whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen."
+  alarm_description   = "No work was done for ${each.value} hours. Check whether the schedule is switched on, and whether somebody holds the key. Runbook: ${local.runbook}#work-does-not-happen"
   namespace           = "LambdaLock"
   metric_name         = "lambda_lock_released"
   dimensions          = { FunctionName = each.key }

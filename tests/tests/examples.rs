@@ -228,7 +228,29 @@ fn the_template_with_a_url_names_the_cargo_lambda_that_it_needs() {
 fn each_template_says_how_to_export_metrics() {
     for template in templates() {
         let readme = file_of(&template, "README.md");
-        assert!(readme.contains("operating/index.html#metrics-of-a-function-in-cloudwatch"), "{template}");
+        assert!(readme.contains("reference/metrics/index.html#metrics-of-a-function-in-cloudwatch"), "{template}");
+    }
+}
+
+#[test]
+fn the_links_of_the_templates_lead_to_headings_of_the_guides() {
+    let guides = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs");
+    for template in templates() {
+        let readme = file_of(&template, "README.md");
+        let links = readme.split("https://docs.rs/lambda-lock/latest/lambda_lock/docs/").skip(1);
+        let links: Vec<_> = links.map(|rest| rest.split_whitespace().next().unwrap()).collect();
+        assert!(links.iter().any(|link| link.starts_with("recipes/")), "{template} has no recipe: {links:?}");
+        for link in links {
+            let (page, heading) = link.split_once("/index.html").unwrap_or_else(|| panic!("{template}: {link}"));
+            let guide = fs::read_to_string(guides.join(page).with_extension("md")).unwrap();
+            // As rustdoc makes an anchor of a heading.
+            let mut anchors = guide.lines().filter_map(|line| line.strip_prefix("## ")).map(|heading| {
+                let is_kept = |character: &char| character.is_alphanumeric() || " -_".contains(*character);
+                heading.to_lowercase().chars().filter(is_kept).collect::<String>().replace(' ', "-")
+            });
+            let is_found = heading.is_empty() || anchors.any(|anchor| heading == format!("#{anchor}"));
+            assert!(is_found, "{template}: {link}");
+        }
     }
 }
 

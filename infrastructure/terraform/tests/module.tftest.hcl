@@ -89,8 +89,8 @@ run "a_dashboard_searches_the_functions" {
     dashboard_name = "locks"
   }
   assert {
-    condition     = [for widget in jsondecode(aws_cloudwatch_dashboard.locks[0].dashboard_body).widgets : widget.properties if widget.properties.title == "Time held"] == [jsondecode(file("tests/time_held.json"))]
-    error_message = "the widget: ${jsonencode([for widget in jsondecode(aws_cloudwatch_dashboard.locks[0].dashboard_body).widgets : widget.properties if widget.properties.title == "Time held"])}"
+    condition     = [for widget in jsondecode(aws_cloudwatch_dashboard.locks[0].dashboard_body).widgets : widget.properties if widget.properties.title == "Time that a lock is held"] == [jsondecode(file("tests/time_held.json"))]
+    error_message = "the widget: ${jsonencode([for widget in jsondecode(aws_cloudwatch_dashboard.locks[0].dashboard_body).widgets : widget.properties if widget.properties.title == "Time that a lock is held"])}"
   }
 }
 

@@ -19,7 +19,7 @@ use tokio::time::sleep;
 use crate::stack::{Stack, in_stack, payment};
 use crate::{GATHERING, STACK, loop_until, number};
 
-/// `lock/docs/runbook.md`, and which of its commands have run.
+/// `lock/docs/operate/runbook.md`, and which of its commands have run.
 pub(crate) struct Runbook {
     /// The variables and functions of the first block.
     setup: String,
@@ -30,7 +30,8 @@ pub(crate) struct Runbook {
 
 impl Runbook {
     pub(crate) fn read() -> Self {
-        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs/runbook.md")).unwrap();
+        let text =
+            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs/operate/runbook.md")).unwrap();
         let mut commands: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for section in text.split("\n## ") {
             let (heading, rest) = section.split_once('\n').unwrap();

@@ -50,7 +50,8 @@ rows! {
 
 /// The first cells of the table.
 fn rows() -> Vec<String> {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs/runbook.md")).unwrap();
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs/operate/runbook.md")).unwrap();
     let (_, section) = text.split_once("## Every kind of error\n").unwrap();
     let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once(" |"));
     cells.map(|(cell, _)| format!("`{cell}")).collect()
