@@ -170,7 +170,10 @@ fn a_key_from_a_log_is_found_with_the_prefix_and_without() {
         assert_eq!((&shown["key"], &shown["state"]), (&"shop#job".into(), &"held".into()));
     }
     place.run(["get", "job"]).expect_code(66).expect_sentence(&["there is no key `job`", "Did you mean `shop#job`?"]);
-    place.run(["release", "job", "--force", "--yes"]).expect_code(66).expect_sentence(&["there is no key", "`shop#job`"]);
+    place
+        .run(["release", "job", "--force", "--yes"])
+        .expect_code(66)
+        .expect_sentence(&["there is no key", "`shop#job`"]);
     let released = with_prefix(&["release", "shop#job", "--force", "--yes"]).outcome().expect_code(0);
     assert!(released.stdout.starts_with("released: key `shop#job`,"), "{released:?}");
 }

@@ -19,7 +19,13 @@ fn at_a_terminal_with(place: &Place, arguments: &[&str], redirection: &str) -> (
     let mut terminal = bare("script");
     terminal.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     terminal
-        .args(["--quiet", "--return", "--command", &format!("stty cols 80; exec {} {redirection}", quoted.join(" ")), "/dev/null"])
+        .args([
+            "--quiet",
+            "--return",
+            "--command",
+            &format!("stty cols 80; exec {} {redirection}", quoted.join(" ")),
+            "/dev/null",
+        ])
         .stdin(Stdio::piped());
     let mut process = Process::with_input(terminal);
     let input = process.child.stdin.take().unwrap();

@@ -13,7 +13,7 @@ struct Event {
 }
 
 /// An event of another type is done at once, and Stripe does not send it again.
-async fn fulfil(event: &Event) -> Result<(), Error> {
+async fn fulfill(event: &Event) -> Result<(), Error> {
     if event.r#type == "checkout.session.completed" {
         let session = event.data["object"]["id"].as_str().ok_or("the event has no session")?;
         println!("{}: {session} was paid", event.id);
@@ -65,7 +65,7 @@ async fn handle(mut events: Events, secret: &str, request: Request) -> Result<Re
         400
     } else {
         match serde_json::from_slice::<Event>(request.body()) {
-            Ok(event) => match events.run(&event, async |_| fulfil(&event).await).await {
+            Ok(event) => match events.run(&event, async |_| fulfill(&event).await).await {
                 Ok(()) => 200,
                 Err(error) => {
                     lambda_http::tracing::warn!(?error, event.id, "not fulfilled");
