@@ -52,7 +52,7 @@ mod tests {
         (locks, permits)
     }
 
-    /// While the first one runs, another one runs as well; if N run, it waits for up to 20 s, and then fails.
+    /// While the first one runs, another one runs, if fewer than five run; otherwise it waits for up to 20 s, and then fails.
     // Nothing waits for real in paused time.
     #[tokio::test(start_paused = true)]
     async fn a_call_waits_for_up_to_20_s_while_five_run() {

@@ -139,7 +139,7 @@ mod tests {
         orders(locks, queues, "https://sqs.eu-west-1.amazonaws.com/123456789012/letters.fifo".to_owned())
     }
 
-    /// While the first one runs, another one returns to the queue with its group.
+    /// While the first one runs, another one returns to the queue, and so do the later messages of its group.
     // Nothing waits for real in paused time.
     #[tokio::test(start_paused = true)]
     async fn a_message_returns_with_its_group_while_its_order_is_placed() {
