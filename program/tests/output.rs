@@ -18,7 +18,7 @@ const VARIABLE: [(&str, &str); 7] = [
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "[time]"),
     (r#"("(remaining|hold)_seconds":)[\d.]+"#, "$1[seconds]"),
     (r"\b1\d{15}\b", "[fence]"),
-    (r"(clock: .* by at most )\S+", "$1[difference]"),
+    (r"(clock: .* by ).*;", "$1[difference];"),
     // Age, time left, hold.
     (r"(?m)^((free|held) .*?)( +[\d.]+)+( +\[fence\])", "$1  [seconds]$4"),
     (r"(?m)^(expired .* crashed +)\d+", "$1[seconds]"),

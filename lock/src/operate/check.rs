@@ -448,7 +448,9 @@ impl<'a> Check<'a> {
             );
             self.found("clock", Verdict::Warning, message);
         } else {
-            let message = format!("differs from DynamoDB's by at most {at_most} (allowed: {allowed}, the clock skew)");
+            let message = format!(
+                "differs from DynamoDB's, which tells whole seconds, by {at_least} to {at_most}; the clock skew is {allowed}"
+            );
             self.found("clock", Verdict::Passed, message);
         }
     }
