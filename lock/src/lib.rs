@@ -47,7 +47,7 @@
 //!
 //! At most one holder of a key, or N of a semaphore, considers itself valid at any instant, if the clocks of hosts differ by
 //! no more than [the clock skew](LocksBuilder::clock_skew). Every acquisition has a larger [fence](Lock::fence) than the
-//! earlier ones, with [two exceptions that you can avoid](docs::trust::guarantees#when-a-fence-can-go-back). A crashed holder
+//! earlier ones, with [exceptions that you can avoid](docs::trust::guarantees#when-a-fence-can-go-back). A crashed holder
 //! blocks nobody once its lease and the clock skew have passed. If an answer is lost, the retry detects that its request
 //! succeeded. [What you can rely on](docs::trust::guarantees) has the whole list, and what you cannot rely on.
 //!

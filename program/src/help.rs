@@ -260,7 +260,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 11] = [
 ];
 
 /// A command, what the example does, and its command line.
-pub(crate) const EXAMPLES: [(&str, &str, &str); 23] = [
+pub(crate) const EXAMPLES: &[(&str, &str, &str)] = &[
     ("create-table", "Create the table", "lambda-lock create-table --table locks --tag team=billing"),
     ("check", "Check that everything is in order", "lambda-lock check --table locks"),
     ("check", "Check that no setting of a consumer loses messages", "lambda-lock check --function payment-queue"),
@@ -286,6 +286,7 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 23] = [
         "Rebuild an index after each change, one rebuild at a time",
         "lambda-lock run --key search-index --lease 15m --coalesce -- ./rebuild.sh",
     ),
+    #[cfg(feature = "embedded")]
     ("run", "Try it without AWS", "lambda-lock run --embedded /tmp/locks.sqlite --key job -- printenv LOCK_FENCE"),
     (
         "rate",

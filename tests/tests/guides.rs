@@ -47,8 +47,8 @@ fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
 /// A page without its code.
 fn prose(page: &str) -> String {
     let text: String = page.split("```").step_by(2).collect();
-    // Within a line, code can be the text of a link. So only its content goes.
-    text.split('\n').map(|line| line.split('`').step_by(2).collect::<String>() + "\n").collect()
+    // Code can be the text of a link, also over two lines. So only its content goes.
+    text.split("\n\n").map(|paragraph| paragraph.split('`').step_by(2).collect::<String>() + "\n\n").collect()
 }
 
 /// The labels of a page's links, and what they lead to at the end of the page.

@@ -40,15 +40,17 @@ use super::invocation::escape;
 /// an event with several records follow each other. Keys of objects can be longer than the 2,048 bytes of a row's key: choose
 /// [`RecordFormat::Hashed`](crate::idempotency::RecordFormat::Hashed) for them. A publisher that sends twice creates two ids.
 ///
-/// For events that come through a queue:
+/// For events that come through a queue. SNS may deliver a copy 23 days late, and the queue may keep that copy for 14 days more:
 ///
 /// ```
+/// # use std::time::Duration;
 /// # use lambda_lock::idempotency::OnMissingKey;
 /// # use lambda_lock::lambda::{SqsMessage, event_id};
 /// # use lambda_lock::{Idempotency, Locks, SqsConsumer};
 /// # use serde_json::Value;
 /// # fn example(locks: Locks) -> SqsConsumer<Value, std::io::Error> {
-/// SqsConsumer::new(Idempotency::new(locks, OnMissingKey::Reject, event_id))
+/// let once = Idempotency::new(locks, OnMissingKey::Reject, event_id);
+/// SqsConsumer::new(once).window(Duration::from_hours(38 * 24))
 /// # }
 /// ```
 pub fn event_id<E: HasEventId>(event: &E) -> Option<String> {

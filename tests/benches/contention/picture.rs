@@ -15,7 +15,7 @@ const LEFT: f64 = 16.0;
 const RIGHT: f64 = WIDTH - LEFT;
 const ROW: f64 = 7.0;
 const TOP: f64 = 112.0;
-const PANEL: f64 = 86.0 + ROW * 24.0;
+const PANEL: f64 = 86.0 + ROW * WAITERS as f64;
 
 /// Draws a run of each way, below each other and to the same scale.
 pub(crate) fn draw(ways: [(&str, Way); 2]) -> String {

@@ -32,7 +32,7 @@ pub(crate) const SCENES: &[Scene] = &[
         title: "A bank takes ten calls a second",
         world: "Twelve environments call the bank at once.",
         should: "The calls start 100 ms apart, so the last one starts 1.1 s after the first one. Each call sends one \
-                 request, or a few if its first guess of the next free time was wrong.",
+                 request.",
         guide: "recipes/rates",
         play: |cloud| Box::pin(rate(cloud)),
     },

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anstream::println;
-use lambda_lock::{Lock, Locks, Ticket};
+use lambda_lock::{ErrorKind, Lock, Locks, Ticket};
 use lambda_runtime::Error;
 
 use super::Cloud;
@@ -43,7 +43,8 @@ async fn steps(cloud: &Cloud) -> Result<String, Error> {
     table.add_row(["2. resumes and renews".to_owned(), format!("fence {}", short(fence))]);
 
     let again = locks()?.resume(&from_state(&state)?).await;
-    expect(again.is_err(), "a ticket was used twice")?;
+    let is_used = |error: &lambda_lock::Error| error.kind() == ErrorKind::TicketUsed;
+    expect(again.as_ref().is_err_and(is_used), "a ticket was used twice")?;
     table.add_row(["2. again".to_owned(), again.err().map(|error| error.to_string()).unwrap_or_default()]);
 
     locks()?.resume(&from_state(&next_state)?).await?.release().await?;

@@ -207,7 +207,7 @@ impl Queue {
                 hidden,
                 match message.fate {
                     Fate::Queued => "in the queue".to_owned(),
-                    Fate::Done => "deleted: paid".to_owned(),
+                    Fate::Done => "deleted".to_owned(),
                     Fate::DeadLetter => "dead letter".to_owned(),
                 },
             ]);
