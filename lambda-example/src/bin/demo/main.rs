@@ -130,7 +130,7 @@ impl Options {
         let all = chosen.len();
         println!("\n{BOLD}{correct} of {all} scenes ended as they should.{BOLD:#}");
         println!("`cargo run -- --help` names the scenes, so that you can play one of them alone.");
-        println!("The guides begin at lock/docs/README.md, and the functions are in lambda-example.");
+        println!("The guides begin at lock/docs/README.md. The functions are in lambda-example.");
         Ok(correct == all)
     }
 }
