@@ -30,7 +30,8 @@ type Readings = KafkaConsumer<Option<Reading>, Error>;
 
 fn readings(locks: Locks) -> Readings {
     let once = Idempotency::new(locks, OnMissingKey::Reject, KafkaRecord::id);
-    KafkaConsumer::with_parser(once, parse).concurrency(10)
+    // Twice what a record takes at most. After a crash, its partition stands still for that long, and not until the timeout.
+    KafkaConsumer::with_parser(once, parse).lease(Duration::from_secs(4))
 }
 
 #[tokio::main]

@@ -33,7 +33,7 @@ fn once(locks: Locks) -> Idempotency<SqsMessage<Payment>, (), Error> {
 async fn main() -> Result<(), Error> {
     lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
     let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
-    Runtime::new(SqsConsumer::new(once(locks)).concurrency(10).layer(service_fn(pay))).run().await
+    Runtime::new(SqsConsumer::new(once(locks)).layer(service_fn(pay))).run().await
 }
 
 #[cfg(test)]

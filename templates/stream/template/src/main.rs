@@ -1,6 +1,7 @@
 use lambda_lock::Locks;
 use lambda_lock::streams::{DynamoDbRecord, StreamConsumer};
 use lambda_runtime::{Error, Runtime, service_fn, tower::Layer};
+use std::time::Duration;
 
 #[derive(serde::Deserialize)]
 struct Order {
@@ -20,7 +21,9 @@ async fn count(record: DynamoDbRecord<Order>) -> Result<(), Error> {
 async fn main() -> Result<(), Error> {
     lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
     let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
-    Runtime::new(StreamConsumer::by_event_id(locks).concurrency(10).layer(service_fn(count))).run().await
+    // Twice what a record takes at most. After a crash, its shard stands still for that long, and not until the timeout.
+    let consumer = StreamConsumer::by_event_id(locks).lease(Duration::from_secs(4));
+    Runtime::new(consumer.layer(service_fn(count))).run().await
 }
 
 #[cfg(test)]
@@ -29,7 +32,6 @@ mod tests {
     use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt};
     use serde::de::DeserializeOwned;
     use serde_json::{Value, json};
-    use std::time::Duration;
     use tokio::time::sleep;
 
     use super::*;
