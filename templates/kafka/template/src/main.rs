@@ -81,7 +81,7 @@ mod tests {
     async fn a_record_waits_until_its_first_run_has_ended() {
         let locks = locks().await;
         let slow = readings(locks.clone()).layer(service_fn(async |record: KafkaRecord<Option<Reading>>| {
-            sleep(Duration::from_secs(10)).await;
+            sleep(Duration::from_secs(2)).await;
             store(record).await
         }));
         let again = async {
