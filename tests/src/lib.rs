@@ -8,6 +8,7 @@ pub mod history;
 pub mod idempotency_history;
 pub mod invocation;
 mod late;
+pub mod linear_history;
 pub mod long_run;
 pub mod loopback;
 pub mod powertools;

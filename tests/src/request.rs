@@ -205,6 +205,11 @@ impl Write {
         self.json["TableName"].as_str().unwrap_or_default()
     }
 
+    /// Whether the condition looks at this attribute.
+    pub(crate) fn mentions(&self, name: &str) -> bool {
+        self.condition.leaves().into_iter().filter_map(Condition::path).any(|path| path.attribute == name)
+    }
+
     /// What this attribute, or this field of a permit, is set to.
     pub(crate) fn sets(&self, name: &str) -> Option<&Operand> {
         self.update.set.iter().find(|(path, _)| path.name() == name).map(|(_, operand)| operand)

@@ -1,0 +1,79 @@
+//! An algorithm that is not ours checks what clients of DynamoDB saw: `linear_history` says how.
+//!
+//! `LOCK_HISTORIES=100000` checks that many histories, from seed 0 or from `LOCK_FIRST=5000`. `LOCK_SEED=42` checks one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+
+use lambda_lock_tests::history::Mutation;
+use lambda_lock_tests::linear_history::{Verdict, check};
+use lambda_lock_tests::on_all_cores;
+
+fn variable(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
+}
+
+#[test]
+fn each_history_has_an_order_in_which_a_row_gives_every_answer() {
+    let first = variable("LOCK_SEED").or(variable("LOCK_FIRST")).unwrap_or(0);
+    let count = if variable("LOCK_SEED").is_some() { 1 } else { variable("LOCK_HISTORIES").unwrap_or(100) };
+    let verdicts = on_all_cores(first..first + count, |seed| (seed, check(seed, None)));
+    let (mut histories, mut requests, mut left) = (0, 0, BTreeMap::new());
+    for (seed, verdict) in &verdicts {
+        match verdict {
+            Verdict::Linearizable(of) => (histories, requests) = (histories + 1, requests + of),
+            Verdict::LeftOut(why) => *left.entry(*why).or_insert(0) += 1,
+            Verdict::NotLinearizable(why) | Verdict::Overlap(why) => panic!("seed {seed}: {why}"),
+        }
+    }
+    let left_out = verdicts.len() - histories;
+    println!("{histories} histories with {requests} requests are linearizable; left out: {left:?}");
+    assert!(left_out <= verdicts.len() / 5, "{left_out} of {} were left out", verdicts.len());
+}
+
+/// The planted mistakes that this checker finds, with a seed near the first history that shows each one.
+const FOUND: [(&str, u64); 13] = [
+    ("no nonce check on refusal", 54),
+    ("release without the owner check", 5),
+    ("acquire ignores the lease's end", 0),
+    ("renew without condition", 29),
+    ("a refused release counts as success", 5),
+    ("fence does not grow", 0),
+    ("a late renewal moves the end back", 154),
+    ("a release follows the ticket that was used", 89),
+    ("acquire ignores a withdrawal", 152),
+    ("a release ends the minimum hold early", 0),
+    ("a release by force does not read whose lock it is", 42),
+    ("a release by force leaves the number of the holder", 5),
+    ("acquire ignores the numbers", 3),
+];
+
+/// Those that only our own checkers know, and why.
+const ONLY_OURS: [(&str, &str); 12] = [
+    ("clock skew not added", "clocks have to differ by nearly the skew while a key changes hands"),
+    ("TTL earlier than the lease's end", "no row is deleted in so short a history"),
+    ("the next in line takes a held key", "the order of waiters is not in the row that is specified"),
+    ("a ticket works twice", TICKETS),
+    ("a resumption does not use up the ticket", TICKETS),
+    ("a resumption does not read whose row it is", TICKETS),
+    ("a resumed lock counts its lease from the resumption", TICKETS),
+    ("a late renewal by a ticket shortens the lease", TICKETS),
+    ("a renewal by a ticket leaves the number of the row", TICKETS),
+    ("a renewal by a ticket that keeps the end leaves the number of the row", TICKETS),
+    ("a takeover does not read whose lock it saw", "these histories have no identities"),
+    ("a release by force does not compare the fence", "the key has to change hands while an operator frees it"),
+];
+const TICKETS: &str = "these histories have no tickets";
+
+#[test]
+fn planted_mistakes_leave_no_order() {
+    let named = |name: &str| Mutation::LOCK.into_iter().find(|mutation| mutation.name == name).unwrap();
+    for (name, first) in FOUND {
+        let verdicts = on_all_cores(first..first + 12, |seed| check(seed, Some(named(name))));
+        let is_found = |verdict: &Verdict| matches!(verdict, Verdict::NotLinearizable(_) | Verdict::Overlap(_));
+        assert!(verdicts.iter().any(is_found), "{name} was not found: {verdicts:?}");
+    }
+    let listed = FOUND.map(|(name, _)| name).into_iter().chain(ONLY_OURS.map(|(name, _)| name));
+    let all: BTreeSet<_> = Mutation::LOCK.map(|mutation| mutation.name).into();
+    assert_eq!(listed.collect::<BTreeSet<_>>(), all);
+}
