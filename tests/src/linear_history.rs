@@ -18,8 +18,9 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::Client;
 use fastrand::Rng;
+use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Lock, Locks};
+use lambda_lock::{Lock, Locks, Ticket};
 use serde_json::Value;
 use stateright::semantics::{ConsistencyTester as _, LinearizabilityTester};
 use tokio::time::{sleep, timeout};
@@ -157,17 +158,42 @@ async fn worker(scene: Arc<Scene>, mut random: Rng) {
         if random.u8(0..3) == 0 && lock.is_valid() && lock.renew(lease).await.is_ok() {
             scene.rely(&lock, millis(&mut random, 0..=600)).await;
         }
-        match random.u8(0..6) {
+        match random.u8(0..8) {
             0 => {
                 host.crash();
                 (host, locks) = scene.host(&mut random);
             }
             1 => drop(lock),
+            2 | 3 => {
+                let Ok(ticket) = lock.into_ticket() else { continue };
+                hand_over(&scene, &ticket, lease, &mut random).await;
+            }
             _ => drop(lock.release().await),
         }
     }
     // Withdrawals and releases in the background.
     let _unanswered = locks.flush(Duration::from_secs(2)).await;
+}
+
+/// Other processes go on with the lock of a ticket: one renews the lease, two resume it at about the same time, and one
+/// releases it.
+async fn hand_over(scene: &Arc<Scene>, ticket: &Ticket, lease: Duration, random: &mut Rng) {
+    if random.bool() {
+        let (_host, locks) = scene.host(random);
+        let _renewed = locks.renew_ticket(ticket, lease).await;
+    }
+    let resumptions = [random.fork(), random.fork()].map(|mut random| async move {
+        let (_host, locks) = scene.host(&mut random);
+        sleep(millis(&mut random, 0..=300)).await;
+        let Ok(lock) = locks.resume(ticket).await else { return };
+        scene.rely(&lock, millis(&mut random, 0..=300)).await;
+        let _released = lock.release().await;
+    });
+    join_all(resumptions).await;
+    if random.bool() {
+        let (_host, locks) = scene.host(random);
+        let _released = locks.release_ticket(ticket).await;
+    }
 }
 
 /// Frees the key of whoever has it.

@@ -228,6 +228,16 @@ impl Write {
         })
     }
 
+    /// The number that the condition wants this attribute to be.
+    pub(crate) fn equals(&self, name: &str) -> Option<u64> {
+        self.condition.leaves().into_iter().find_map(|term| match term {
+            Condition::Compare(path, Comparison::Equal, number) if path.name() == name => {
+                number.number_in(&Value::Null)
+            }
+            _ => None,
+        })
+    }
+
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.sets(name)?.value()?["S"].as_str()
     }

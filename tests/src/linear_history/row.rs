@@ -21,24 +21,43 @@ pub(super) struct State {
     /// The end of the lease, in milliseconds.
     end: u64,
     sequence: u64,
+    /// The process that used up the last ticket.
+    resumed: String,
 }
 
 impl State {
     pub(super) fn of(item: &Value) -> Self {
         let number = |name: &str| item[name]["N"].as_str().map_or(0, |number| number.parse().unwrap());
+        let text = |name: &str| item[name]["S"].as_str().unwrap_or_default().to_owned();
         Self {
-            owner: item["owner"]["S"].as_str().unwrap_or_default().to_owned(),
+            owner: text("owner"),
             fence: number("fence"),
             released: number("released"),
             withdrawn: number("withdrawn"),
             end: number(LEASE_END),
             sequence: number("sequence"),
+            resumed: text("resumed"),
         }
+    }
+
+    /// The lock of a ticket with this sequence, which nobody has used since.
+    fn is_of_ticket(&self, ticket: &Ticket) -> bool {
+        self.is_of(&ticket.owner, ticket.own) && self.end > ticket.now && self.sequence <= ticket.sequence
     }
 
     fn is_of(&self, owner: &str, fence: u64) -> bool {
         self.owner == owner && self.fence == fence
     }
+}
+
+/// What a request with a ticket knows of the lock.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ticket {
+    owner: String,
+    own: u64,
+    /// The lease has to end after this.
+    now: u64,
+    sequence: u64,
 }
 
 /// A request to the row.
@@ -69,6 +88,21 @@ pub(super) enum Operation {
         end: u64,
         sequence: u64,
     },
+    /// Uses a ticket up.
+    Resume {
+        ticket: Ticket,
+        by: String,
+    },
+    /// Moves the end of a ticket's lease to a later time.
+    RenewByTicket {
+        ticket: Ticket,
+        end: u64,
+    },
+    /// Uses up all earlier sequences of a ticket whose lease ends late enough.
+    KeepByTicket {
+        ticket: Ticket,
+        end: u64,
+    },
     /// Frees the key for others than its owner.
     Free {
         owner: String,
@@ -93,7 +127,20 @@ impl Operation {
         let number = |name: &str| write.number(name).unwrap_or_else(|| panic!("no {name} in {write:?}"));
         let compared = |name: &str| write.compared(name).unwrap_or_else(|| panic!("no {name} in {write:?}"));
         let owner = write.owner.clone();
+        let ticket =
+            |sequence| Ticket { owner: owner.clone(), own: compared("fence"), now: ends_after(write), sequence };
         match write.purpose {
+            Purpose::Resume => {
+                let by = write.text("resumed").unwrap_or_default().to_owned();
+                Self::Resume { ticket: ticket(number("sequence") - 1), by }
+            }
+            Purpose::RenewByTicket => {
+                Self::RenewByTicket { ticket: ticket(number("sequence")), end: number(LEASE_END) }
+            }
+            Purpose::KeepByTicket => {
+                let end = write.equals(LEASE_END).unwrap_or_else(|| panic!("no end in {write:?}"));
+                Self::KeepByTicket { ticket: ticket(number("sequence")), end }
+            }
             Purpose::Acquire => Self::Acquire {
                 owner,
                 number: number("fence"),
@@ -126,6 +173,11 @@ impl Operation {
             other => panic!("these histories have no {other:?}"),
         }
     }
+}
+
+/// The time after which the condition wants the lease to end.
+fn ends_after(write: &Write) -> u64 {
+    write.sent().unwrap_or_else(|| panic!("no time in {write:?}"))
 }
 
 /// What became of a request.
@@ -177,6 +229,18 @@ impl Row {
                 let row = state.filter(|row| row.is_of(owner, *own) || is_again(row))?;
                 let after = State { fence: *number, released: *number, end: *end, sequence: *sequence, ..row.clone() };
                 (row.sequence < *sequence).then_some(after)
+            }
+            Operation::Resume { ticket, by } => {
+                let row = state.filter(|row| row.is_of_ticket(ticket))?;
+                Some(State { sequence: ticket.sequence + 1, resumed: by.clone(), ..row.clone() })
+            }
+            Operation::RenewByTicket { ticket, end } => {
+                let row = state.filter(|row| row.is_of_ticket(ticket) && row.end < *end)?;
+                Some(State { end: *end, sequence: ticket.sequence, ..row.clone() })
+            }
+            Operation::KeepByTicket { ticket, end } => {
+                let row = state.filter(|row| row.is_of_ticket(ticket) && row.end == *end)?;
+                Some(State { sequence: ticket.sequence, ..row.clone() })
             }
             Operation::Free { owner, seen, number, now } => {
                 let is_free = |row: &State| row.released == row.fence && row.end <= *now;
