@@ -90,7 +90,7 @@ fn each_link_of_a_guide_within_the_documentation_is_defined_for_rustdoc() {
     }
 }
 
-/// A hidden line is visible on a Git host, and a reader of rustdoc misses it in what he copies.
+/// A hidden line is visible on a Git host, and in rustdoc it is missing in the code that a reader copies.
 #[test]
 fn the_code_of_the_guides_has_no_hidden_lines() {
     for (name, page) in guides() {

@@ -15,13 +15,13 @@ use super::{Cloud, context};
 use crate::scene::{Scene, expect, table};
 
 const CHANGES: usize = 6;
-const REBUILD: Duration = Duration::from_millis(300);
+const REBUILD: Duration = Duration::from_millis(600);
 
 pub(crate) const SCENES: &[Scene] = &[Scene {
     name: "rebuild",
     title: "Changes come while an index is rebuilt",
     world: "Six changes come, 50 ms apart, and each one asks for a rebuild of the search index. A rebuild reads all \
-            changes first, and then takes 300 ms, so it misses those that come later.",
+            changes first, and then takes 600 ms, so it misses those that come later.",
     should: "The changes that come during the rebuild are skipped, but the index is rebuilt once more after them, so it \
              has all six changes.",
     guide: "recipes/rebuild",
@@ -55,7 +55,8 @@ async fn changes(cloud: &Cloud) -> Result<String, Error> {
     println!("{table}");
     let (rebuilds, has) = change(&index, |index| (index.rebuilds, index.has));
     expect(has == CHANGES, format!("the index has {has} changes, not {CHANGES}"))?;
-    expect(rebuilds == 2, format!("there were {rebuilds} rebuilds"))?;
+    // A slow machine may bring the last change while the second rebuild runs.
+    expect((2..=3).contains(&rebuilds), format!("there were {rebuilds} rebuilds"))?;
     Ok(format!("The index has {has} of {CHANGES} changes, after {rebuilds} rebuilds."))
 }
 
