@@ -23,8 +23,8 @@ pub(crate) struct Arguments {
 }
 
 /// Returns the command line. The options for the table, which all commands have, are in the help of the program only.
-pub(crate) fn command_line(change: impl FnOnce(Command) -> Command) -> Command {
-    let mut program = change(Arguments::command());
+pub(crate) fn command_line() -> Command {
+    let mut program = Arguments::command();
     program.build();
     program.mut_subcommands(|command| {
         command.mut_args(|argument| {

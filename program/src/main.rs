@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         Some(command::EXEC) => return command::exec(env::args_os().skip(2).collect()),
         _ => {}
     }
-    let matches = arguments::command_line(|program| program).get_matches();
+    let matches = arguments::command_line().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if let Ok(filter) = EnvFilter::try_from_default_env() {
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| Log).init();

@@ -19,7 +19,7 @@ pub(crate) fn completions(shell: Shell) -> Vec<u8> {
 
 /// Returns the manual page, one for the program and all its commands.
 pub(crate) fn page() -> io::Result<Vec<u8>> {
-    let mut program = command_line(|program| program.disable_help_subcommand(true));
+    let mut program = command_line();
     let mut page = format!(".TH LAMBDA-LOCK 1 \"\" \"lambda-lock {}\"\n", env!("CARGO_PKG_VERSION")).into_bytes();
     let man = Man::new(program.clone());
     man.render_name_section(&mut page)?;
@@ -28,7 +28,7 @@ pub(crate) fn page() -> io::Result<Vec<u8>> {
     man.render_options_section(&mut page)?;
     let mut page = String::from_utf8(page).map_err(io::Error::other)?;
     page.push_str(".SH COMMANDS\n");
-    for command in program.get_subcommands_mut() {
+    for command in program.get_subcommands_mut().filter(|command| command.get_name() != "help") {
         let usage = command.render_usage().to_string();
         let _infallible = writeln!(page, ".SS {}\n{}", command.get_name(), roff(usage.trim_start_matches("Usage: ")));
         let mut part = Vec::new();

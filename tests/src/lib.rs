@@ -24,6 +24,7 @@ pub mod stream_history;
 pub mod till;
 mod world;
 
+use std::env;
 use std::fmt::Debug;
 use std::future::pending;
 use std::iter;
@@ -40,6 +41,12 @@ use tokio::sync::Notify;
 
 pub use late::{Late, Repeats, StepsClock};
 pub use world::{Row, World, engine_with_latency};
+
+/// The number in this environment variable.
+#[must_use]
+pub fn variable(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
+}
 
 /// Begins a run, calls `begun` in it, and drops the run.
 pub async fn drop_midway<I, T, E>(work: &Idempotency<I, T, E>, input: &I, begun: impl FnOnce())

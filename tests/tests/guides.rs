@@ -103,20 +103,14 @@ fn the_code_of_the_guides_has_no_hidden_lines() {
 
 #[test]
 fn the_index_and_rustdoc_have_each_guide_in_one_order() {
-    let in_the_index: Vec<_> =
-        INDEX.lines().filter_map(|line| Some(line.strip_prefix("- [")?.split_once("][")?.1)).collect();
-    let in_the_index: Vec<_> =
-        in_the_index.into_iter().map(|rest| rest.split(']').next().unwrap().to_owned()).collect();
+    let label = |line: &'static str| line.strip_prefix("- [")?.split_once("][")?.1.split(']').next();
+    let in_the_index: Vec<_> = INDEX.lines().filter_map(label).map(str::to_owned).collect();
     let mut in_rustdoc = Vec::new();
     for group in include_str!("../../lock/src/docs.rs").split("\nguides! {\n").skip(1) {
-        let pages = group.split('}').next().unwrap().lines().filter(|line| !line.trim().starts_with("///"));
-        let (group, pages) = pages
-            .collect::<Vec<_>>()
-            .join(" ")
-            .split_once(':')
-            .map(|(g, p)| (g.trim().to_owned(), p.to_owned()))
-            .unwrap();
-        in_rustdoc.extend(pages.split_whitespace().map(|page| format!("{group}/{page}")));
+        let lines = group.split('}').next().unwrap().lines().filter(|line| !line.trim().starts_with("///"));
+        let text = lines.collect::<Vec<_>>().join(" ");
+        let (group, pages) = text.split_once(':').unwrap();
+        in_rustdoc.extend(pages.split_whitespace().map(|page| format!("{}/{page}", group.trim())));
     }
     assert_eq!(in_the_index, in_rustdoc);
     let files: BTreeSet<_> = guides().into_keys().filter(|name| name != "README").collect();

@@ -11,17 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lambda_lock_tests::history::{self, Counted, Mutation, Outcome, Twisted, liveness};
 use lambda_lock_tests::{
     coalesce_history, idempotency_history, long_run, on_all_cores, queue_history, rate_history, semaphore_history,
-    several_history, shared_history, stream_history,
+    several_history, shared_history, stream_history, variable,
 };
 
 /// How many histories of each kind the short search runs.
 const SHORT: u64 = 60;
 /// How many histories a search for a mutation runs, from the seed that the mutation names.
 const FOR_A_MUTATION: u64 = 2000;
-
-fn variable(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
-}
 
 fn is_long() -> bool {
     match env::var("LOCK_SEARCH").as_deref() {

@@ -3,15 +3,10 @@
 //! `LOCK_HISTORIES=100000` checks that many histories, from seed 0 or from `LOCK_FIRST=5000`. `LOCK_SEED=42` checks one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::env;
 
 use lambda_lock_tests::history::Mutation;
 use lambda_lock_tests::linear_history::{Verdict, check};
-use lambda_lock_tests::on_all_cores;
-
-fn variable(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
-}
+use lambda_lock_tests::{on_all_cores, variable};
 
 #[test]
 fn each_history_has_an_order_in_which_a_row_gives_every_answer() {

@@ -128,7 +128,7 @@ impl Operation {
         let compared = |name: &str| write.compared(name).unwrap_or_else(|| panic!("no {name} in {write:?}"));
         let owner = write.owner.clone();
         let ticket =
-            |sequence| Ticket { owner: owner.clone(), own: compared("fence"), now: ends_after(write), sequence };
+            |sequence| Ticket { owner: owner.clone(), own: compared("fence"), now: compared(LEASE_END), sequence };
         match write.purpose {
             Purpose::Resume => {
                 let by = write.text("resumed").unwrap_or_default().to_owned();
@@ -173,11 +173,6 @@ impl Operation {
             other => panic!("these histories have no {other:?}"),
         }
     }
-}
-
-/// The time after which the condition wants the lease to end.
-fn ends_after(write: &Write) -> u64 {
-    write.sent().unwrap_or_else(|| panic!("no time in {write:?}"))
 }
 
 /// What became of a request.

@@ -17,9 +17,9 @@ pub(crate) struct Scene {
     /// The argument that plays it alone.
     pub name: &'static str,
     pub title: &'static str,
-    /// What happens in the world.
+    /// The events of the scene.
     pub world: &'static str,
-    /// What should follow.
+    /// The outcome that is correct.
     pub should: &'static str,
     /// The page of the guides that explains it.
     pub guide: &'static str,
