@@ -1,5 +1,5 @@
 //! What the sources keep. The folders of the crate form layers, and no files import from each other in a circle. A comment in
-//! the tests names what exists.
+//! the tests names what exists. An ignored test is run by a step of `.ci/run`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -94,6 +94,47 @@ fn a_name_that_no_code_has_is_found() {
     let known = ["acquire", "Lock"].map(str::to_owned).into();
     let comment = " `Lock::acquire` calls `claim_permit(1)`, a function\n".to_owned();
     assert_eq!(unknown(&known, &[("a.rs".to_owned(), comment)].into()), ["a.rs: claim_permit"]);
+}
+
+/// `cargo test` shows the reason.
+#[test]
+fn an_ignored_test_says_what_it_needs_and_which_step_runs_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let (steps, mut files) = (fs::read_to_string(root.join(".ci/run")).unwrap(), BTreeMap::new());
+    for folder in ["lambda-example", "lock", "program", "tests"] {
+        read(&root.join(folder), &format!("{folder}/"), &mut files);
+    }
+    assert!(files.values().any(|source| source.contains(" = \"needs ")), "{files:?}");
+    let without: Vec<_> = files.iter().flat_map(|(file, source)| ignored_for_ever(&steps, file, source)).collect();
+    assert!(without.is_empty(), "no step runs these tests for the reason that they say:\n{}", without.join("\n"));
+}
+
+/// Returns the attributes that ignore a test without a reason, or whose step does not run the ignored tests of the file.
+fn ignored_for_ever(steps: &str, file: &str, source: &str) -> Vec<String> {
+    // All tests of a folder in `tests` are one program.
+    let program = file.split_once("/tests/").map(|(_, path)| path.split('/').next().unwrap());
+    let is_run = |attribute: &str| {
+        let reason = attribute.split_once("ignore = \"needs ").and_then(|(_, reason)| reason.split_once(": .ci/run "));
+        let step = reason.and_then(|(_, step)| steps.split_once(&format!("\n{}() {{", step.split('"').next()?)));
+        let Some((step, _)) = step.and_then(|(_, step)| step.split_once("\n}\n")) else { return false };
+        // Elsewhere, it is run with all others.
+        attribute.contains("cfg_attr") && step.contains("cargo test --workspace\n")
+            || step.contains("ignored") && program.is_some_and(|program| step.contains(&format!("--test {program} ")))
+    };
+    let attributes = source.lines().map(str::trim).filter(|line| line.starts_with("#[") && line.contains("ignore"));
+    attributes.filter(|line| !is_run(line)).map(|line| format!("{file}: {line}")).collect()
+}
+
+#[test]
+fn a_test_that_no_step_runs_is_found() {
+    let steps = "\nall() {\n    cargo test --workspace\n}\nsome() {\n    cargo test --test a -- --ignored\n}\n";
+    let found = |file, attribute: &str| ignored_for_ever(steps, file, attribute).len();
+    assert_eq!(found("tests/tests/a/b", "#[ignore = \"needs Java: .ci/run some\"]"), 0);
+    assert_eq!(found("tests/tests/b", "#[cfg_attr(not(unix), ignore = \"needs Unix: .ci/run all\")]"), 0);
+    for attribute in ["", " = \"needs Java\"", " = \"it fails: .ci/run some\"", " = \"needs Java: .ci/run all\""] {
+        assert_eq!(found("tests/tests/a/b", &format!("#[ignore{attribute}]")), 1, "{attribute}");
+    }
+    assert_eq!(found("tests/tests/b", "#[ignore = \"needs Java: .ci/run some\"]"), 1);
 }
 
 #[track_caller]

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::{MOVERS, Place, Process};
 
 #[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn a_command_in_another_group_is_killed_with_its_children() {
     for mover in MOVERS {
         let place = Place::new();
@@ -23,7 +23,7 @@ fn a_command_in_another_group_is_killed_with_its_children() {
 }
 
 #[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn a_command_in_another_group_gets_signals() {
     for mover in MOVERS {
         let place = Place::new();
@@ -36,7 +36,7 @@ fn a_command_in_another_group_gets_signals() {
 }
 
 #[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn a_command_in_another_group_ends_when_the_program_is_killed() {
     for mover in MOVERS {
         let place = Place::new();

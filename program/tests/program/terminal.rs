@@ -33,7 +33,7 @@ fn at_a_terminal_with(place: &Place, arguments: &[&str], redirection: &str) -> (
 }
 
 #[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn the_command_reads_from_the_terminal_and_is_interrupted_once() {
     let place = Place::new();
     let script = "trap \"echo interrupted\" INT; echo ready; until read line; do :; done; echo got $line; exit 3";
@@ -55,7 +55,7 @@ fn the_command_reads_from_the_terminal_and_is_interrupted_once() {
 }
 
 #[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn a_command_in_another_group_is_interrupted_by_the_terminal() {
     for mover in MOVERS {
         let place = Place::new();
@@ -69,7 +69,7 @@ fn a_command_in_another_group_is_interrupted_by_the_terminal() {
 }
 
 #[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn the_command_at_a_terminal_is_killed_when_the_lease_ends() {
     let place = Place::new();
     let script = "trap \"\" TERM; echo on; exec sleep 100";
@@ -81,7 +81,7 @@ fn the_command_at_a_terminal_is_killed_when_the_lease_ends() {
 }
 
 #[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn a_background_command_that_reads_the_terminal_ends_with_the_lease() {
     let place = Place::new();
     let script = "echo on; read line </dev/tty; echo never";
@@ -94,7 +94,7 @@ fn a_background_command_that_reads_the_terminal_ends_with_the_lease() {
 }
 
 #[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn a_release_by_force_asks_at_a_terminal() {
     let place = Place::new();
     let _holder = place.holding("job", &[]);
@@ -108,7 +108,7 @@ fn a_release_by_force_asks_at_a_terminal() {
 }
 
 #[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs the programs of Linux")]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn a_list_is_as_wide_as_the_terminal() {
     let place = Place::new();
     let holder = "the pipeline that deploys the shop, started by somebody whose name is long";
