@@ -47,7 +47,7 @@ chaos N="0":
 bench NAME="lock":
     cargo bench --bench {{ NAME }}
 
-# Run the checks, or the named steps: `just ci template deployed`
+# Run the checks, or the named steps: `just ci template deployed`; `just ci --list` says what each needs
 ci *STEPS:
     .ci/run {{ STEPS }}
 

@@ -63,6 +63,13 @@ impl World {
         world
     }
 
+    /// Lets waits cost no time in this test, unless its worlds are on an endpoint, which answers in real time.
+    pub fn skip_waits() {
+        if let Backend::Embedded(_) = Self::without_table().dynamodb {
+            tokio::time::pause();
+        }
+    }
+
     /// Returns a world on the embedded engine, for a test in paused time: no answer of an endpoint would arrive in it.
     pub async fn in_virtual_time() -> Self {
         let mut world = Self::without_table();

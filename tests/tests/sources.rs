@@ -118,10 +118,11 @@ fn ignored_for_ever(steps: &str, file: &str, source: &str) -> Vec<String> {
         let step = reason.and_then(|(_, step)| steps.split_once(&format!("\n{}() {{", step.split('"').next()?)));
         let Some((step, _)) = step.and_then(|(_, step)| step.split_once("\n}\n")) else { return false };
         // Elsewhere, it is run with all others.
-        attribute.contains("cfg_attr") && step.contains("cargo test --workspace\n")
+        attribute.contains("cfg_attr") && step.ends_with("cargo test --workspace")
             || step.contains("ignored") && program.is_some_and(|program| step.contains(&format!("--test {program} ")))
     };
-    let attributes = source.lines().map(str::trim).filter(|line| line.starts_with("#[") && line.contains("ignore"));
+    let is_ignored = |line: &&str| line.starts_with("#[ignore") || line.starts_with("#[") && line.contains(", ignore");
+    let attributes = source.lines().map(str::trim).filter(is_ignored);
     attributes.filter(|line| !is_run(line)).map(|line| format!("{file}: {line}")).collect()
 }
 

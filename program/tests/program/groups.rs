@@ -6,12 +6,12 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::{MOVERS, Place, Process};
+use crate::{MOVERS, Place, Process, at_once};
 
 #[test]
 #[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
 fn a_command_in_another_group_is_killed_with_its_children() {
-    for mover in MOVERS {
+    at_once(MOVERS, |mover| {
         let place = Place::new();
         let script = ["sh", "-c", "trap '' TERM; echo on; sleep 100 & sleep 100"];
         let arguments = [&["run", "--key", "job", "--lease", "5s", "--"], mover, &script].concat();
@@ -19,7 +19,7 @@ fn a_command_in_another_group_is_killed_with_its_children() {
         assert_eq!(process.line(), "on");
         process.silence();
         process.outcome().expect_code(76).expect_sentence(&["lease of 5s ended before the command"]);
-    }
+    });
 }
 
 #[test]

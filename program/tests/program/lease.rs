@@ -6,7 +6,7 @@ use std::{fs, thread};
 use rustix::process::Signal;
 
 use crate::server::{DENIED, server};
-use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
+use crate::{PATIENCE, PROGRAM, Place, Process, at_once, bare, credentials};
 
 #[test]
 fn the_command_gets_sigterm_before_the_lease_ends() {
@@ -93,7 +93,7 @@ fn a_killed_program_ends_its_command_and_keeps_the_key_for_its_lease() {
 #[test]
 fn the_command_of_a_stopped_program_does_not_outlive_the_lease() {
     // The second script stops its group, as a terminal does when a background job reads from it.
-    for script in ["echo on; sleep 100", "echo on; kill -TTIN 0; sleep 100"] {
+    at_once(["echo on; sleep 100", "echo on; kill -TTIN 0; sleep 100"], |script| {
         let place = Place::new();
         let process = Process::start(place.shell("job", &["--lease", "5s", "--renew"], script));
         assert_eq!(process.line(), "on");
@@ -113,7 +113,7 @@ fn the_command_of_a_stopped_program_does_not_outlive_the_lease() {
         }
         process.signal(Signal::CONT);
         assert_eq!(process.outcome().expect_code(76).stdout, "");
-    }
+    });
 }
 
 #[test]

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::server::server;
-use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
+use crate::{PATIENCE, PROGRAM, Place, Process, at_once, bare, credentials};
 
 /// A name that moves the cursor, begins a line, reverses the direction of text, and has invisible characters.
 const DECEPTIVE: &str = concat!(
@@ -91,12 +91,12 @@ fn list_requests_a_throttled_page_again() {
         200,
         r#"{"Items":[{"id":{"S":"job"},"status":{"S":"INPROGRESS"},"in_progress_expiration":{"N":"1"}}],"Count":1,"ScannedCount":1}"#,
     );
-    for (answers, code) in [(&[THROTTLED, THROTTLED, THROTTLED, THROTTLED, PAGE][..], 0), (&[THROTTLED], 69)] {
+    at_once([(&[THROTTLED, THROTTLED, THROTTLED, THROTTLED, PAGE][..], 0), (&[THROTTLED], 69)], |(answers, code)| {
         let mut command = bare(PROGRAM);
         command.args(["list", "--table", "locks", "--endpoint-url", &server(answers)]).envs(credentials());
         let outcome = Process::start(command).outcome().expect_code(code);
         assert_eq!(outcome.stdout.lines().any(|line| line.starts_with("job ")), code == 0, "{outcome:?}");
-    }
+    });
 }
 
 #[test]

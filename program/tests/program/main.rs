@@ -286,5 +286,11 @@ impl Outcome {
     }
 }
 
+/// Runs a test's cases at the same time, because they mostly wait.
+fn at_once<C: Send, const N: usize>(cases: [C; N], run: impl Fn(C) + Sync) {
+    let run = &run;
+    thread::scope(|scope| cases.into_iter().for_each(|case| drop(scope.spawn(move || run(case)))));
+}
+
 /// Programs of Linux that move the command to another process group.
 const MOVERS: [&[&str]; 2] = [&["timeout", "100"], &["setsid"]];

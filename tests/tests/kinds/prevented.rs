@@ -13,6 +13,7 @@ async fn held_with<S: Subject>(world: &World, cause: Cause) -> S {
 }
 
 pub(crate) async fn a_prevented_renewal_is_repeated<S: Subject>() {
+    World::skip_waits();
     for cause in Cause::of(S::OPERATION) {
         let world = World::new().await;
         let mut held: S = held_with(&world, cause).await;
@@ -23,6 +24,7 @@ pub(crate) async fn a_prevented_renewal_is_repeated<S: Subject>() {
 }
 
 pub(crate) async fn a_prevented_release_is_repeated<S: Subject>() {
+    World::skip_waits();
     for cause in Cause::of(S::OPERATION) {
         let world = World::new().await;
         let mut held: S = held_with(&world, cause).await;

@@ -69,6 +69,7 @@ pub(crate) async fn plain_backoff_takes_no_place<S: Subject>() {
 }
 
 pub(crate) async fn lying_hints_cost_time_only<S: Subject>() {
+    World::skip_waits();
     // Each hint in a table of its own, so that their times do not add up.
     let names = ["tail", "head", "tail_until", "hold", "hold_deviation", "freed_at", "reserved_until"];
     join_all(names.map(|name| Box::pin(a_lying_hint_costs_time_only::<S>(name)))).await;

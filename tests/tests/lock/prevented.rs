@@ -51,6 +51,7 @@ fn prevented(world: &World, prevents: Prevents) -> (Host, Locks) {
 
 #[tokio::test]
 async fn the_requests_of_a_ticket_are_repeated() {
+    World::skip_waits();
     for kind in [Kind::Lock, Kind::Permit] {
         for cause in Cause::ALL {
             let world = World::new().await;
@@ -68,6 +69,7 @@ async fn the_requests_of_a_ticket_are_repeated() {
 
 #[tokio::test]
 async fn the_completion_and_the_release_of_a_record_are_repeated() {
+    World::skip_waits();
     for cause in Cause::ALL {
         for fails in [false, true] {
             let world = World::new().await;
@@ -93,6 +95,7 @@ impl Intercept for Tokens {
 
 #[tokio::test]
 async fn a_withdrawal_is_repeated_with_another_token_each_time() {
+    World::skip_waits();
     for kind in Kind::ALL {
         for cause in kind.causes() {
             let world = World::new().await;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use lambda_lock::streams::StreamConsumer;
-use lambda_lock_tests::invocation::{keep_log, logged};
+use lambda_lock_tests::invocation::{invocation_with, keep_log, logged};
 use serde_json::json;
 
-use crate::{by_payment, deliver, environment, record_with_data};
+use crate::{batch, by_payment, deliver, deliver_in, environment, ms, record_with_data};
 
 #[tokio::test]
 async fn the_log_shows_the_number_of_a_failed_record_and_not_its_data() {
@@ -40,8 +40,10 @@ async fn a_record_in_progress_elsewhere_is_logged_once_at_info() {
     let consumer = StreamConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
     let key = format!("orders#{number}");
     let _other = world.default_locks().acquire(key).lease(Duration::from_secs(30)).await.unwrap();
-    let batch = [record_with_data(&number, "a", json!({ "id": number }).to_string())];
-    assert_eq!(deliver(&consumer, &till, &host, batch).await, Some(number.clone()));
+    let batch = batch([record_with_data(&number, "a", json!({ "id": number }).to_string())]);
+    // It waits for the other one until shortly before the deadline.
+    let soon_over = invocation_with(&host, batch, ms(3_000));
+    assert_eq!(deliver_in(&consumer, &till, soon_over).await, Some(number.clone()));
     let is_news = |line: &String| ["ERROR", "WARN", "INFO"].iter().any(|level| line.contains(level));
     let lines: Vec<_> = logged(&number).into_iter().filter(is_news).collect();
     let [line] = &lines[..] else { panic!("{lines:#?}") };
