@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aws_config::SdkConfig;
-use aws_sdk_dynamodb::config;
+use aws_sdk_dynamodb::config::StalledStreamProtectionConfig;
 use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::{Client, config};
 use aws_smithy_runtime_api::box_error::BoxError;
 use aws_smithy_runtime_api::client::interceptors::context::{
-    BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
+    BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
 };
 use aws_smithy_runtime_api::client::interceptors::{Intercept, dyn_dispatch_hint};
 use aws_smithy_runtime_api::client::retries::RequestAttempts;
@@ -23,6 +24,7 @@ use aws_smithy_types::timeout::TimeoutConfig;
 use crate::connections::{Connections, has_no_answer};
 use crate::error::{is_conflict, is_throttle};
 use crate::random;
+use crate::sdk::http_client;
 
 const MAX_ATTEMPTS: u32 = 6;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(25);
@@ -82,7 +84,11 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 pub fn client_config(config: &SdkConfig) -> config::Builder {
     let retries = config.retry_config().cloned().unwrap_or_else(RetryConfig::standard);
     let timeouts = config.timeout_config().cloned().unwrap_or_else(|| TimeoutConfig::builder().build());
-    config::Builder::from(config)
+    let mut client = config::Builder::from(config);
+    if config.http_client().is_none() {
+        client.set_http_client(http_client(None).ok());
+    }
+    client
         .retry_config(retry_config(retries))
         .timeout_config(timeout_config(timeouts))
         .interceptor(Connections::default())
@@ -199,6 +205,11 @@ impl SdkAttempts {
         Self(Arc::new(State { leaves_prevented: true, ..State::default() }))
     }
 
+    /// Records the attempts of this request, which a client [for locks](for_locks) sends.
+    pub(crate) fn record<T>(&self, request: impl Future<Output = T>) -> impl Future<Output = T> {
+        OF_REQUEST.scope(self.clone(), request)
+    }
+
     /// The answer to the last attempt was read.
     pub(crate) fn was_answered(&self) {
         self.0.is_under_way.store(false, Ordering::Relaxed);
@@ -209,8 +220,35 @@ impl SdkAttempts {
     }
 }
 
+tokio::task_local! {
+    /// The attempts of the request that is polled. An interceptor of one request would cost more than the rest of the crate.
+    static OF_REQUEST: SdkAttempts;
+}
+
+/// Returns the client with an HTTP client in its configuration, so that clients that are made from it share its connections.
+pub(crate) fn with_http_client(client: Client) -> Client {
+    let config = client.config();
+    if config.http_client().is_some() {
+        return client;
+    }
+    let mut config = config.to_builder();
+    config.set_http_client(http_client(None).ok());
+    Client::from_conf(config.build())
+}
+
+/// Returns a client for the requests of locks, on the connections of this one. It tells [`SdkAttempts`] about its attempts.
+pub(crate) fn for_locks(client: &Client) -> Client {
+    let config = client.config().to_builder().interceptor(Recorder);
+    // All requests of locks are limited in time, and small. Watching how fast they flow would only cost CPU time.
+    let config = config.stalled_stream_protection(StalledStreamProtectionConfig::disabled());
+    Client::from_conf(config.build())
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Recorder;
+
 #[dyn_dispatch_hint]
-impl Intercept for SdkAttempts {
+impl Intercept for Recorder {
     fn name(&self) -> &'static str {
         "SdkAttempts"
     }
@@ -221,23 +259,11 @@ impl Intercept for SdkAttempts {
         _: &RuntimeComponents,
         _: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        if self.0.is_under_way.swap(true, Ordering::Relaxed) {
-            self.0.is_unanswered.store(true, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    fn read_after_transmit(
-        &self,
-        context: &BeforeDeserializationInterceptorContextRef<'_>,
-        _: &RuntimeComponents,
-        _: &mut ConfigBag,
-    ) -> Result<(), BoxError> {
-        // Only a refusal counts. After a server error the request may have been applied, and the body of a success can
-        // still be lost.
-        if context.response().status().is_client_error() {
-            self.0.is_under_way.store(false, Ordering::Relaxed);
-        }
+        let _other_requests = OF_REQUEST.try_with(|SdkAttempts(state)| {
+            if state.is_under_way.swap(true, Ordering::Relaxed) {
+                state.is_unanswered.store(true, Ordering::Relaxed);
+            }
+        });
         Ok(())
     }
 
@@ -247,7 +273,18 @@ impl Intercept for SdkAttempts {
         _: &RuntimeComponents,
         config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let Some(Err(error)) = context.output_or_error().filter(|_| self.0.leaves_prevented) else { return Ok(()) };
+        let Some(Err(error)) = context.output_or_error() else { return Ok(()) };
+        // Only a refusal counts. After a server error the request may have been applied.
+        let is_refusal = context.response().is_some_and(|response| response.status().is_client_error());
+        let leaves_prevented = OF_REQUEST.try_with(|attempts| {
+            if is_refusal {
+                attempts.was_answered();
+            }
+            attempts.0.leaves_prevented
+        });
+        if leaves_prevented != Ok(true) {
+            return Ok(());
+        }
         let refusal = error.as_operation_error().and_then(|error| error.downcast_ref::<UpdateItemError>());
         if refusal.and_then(|refusal| refusal.code()).is_some_and(|code| is_throttle(code) || is_conflict(code))
             && let Some(retries) = config.load::<RetryConfig>().cloned()

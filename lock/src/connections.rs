@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+#[cfg(feature = "lambda")]
+use aws_sdk_dynamodb::Client;
 use aws_smithy_runtime_api::box_error::BoxError;
 use aws_smithy_runtime_api::client::connection::{CaptureSmithyConnection, ConnectionMetadata};
 #[cfg(feature = "lambda")]
@@ -44,6 +46,9 @@ struct Answered {
 
 type Ends = (SocketAddr, Option<SocketAddr>);
 
+/// The name of the interceptor.
+const NAME: &str = "Connections";
+
 /// The number of an attempt.
 #[derive(Clone, Copy, Debug)]
 struct Attempt(u64);
@@ -80,39 +85,17 @@ impl Connections {
     }
 }
 
-/// A request with this interceptor is never sent: it closes all idle connections of its client instead.
 #[cfg(feature = "lambda")]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Close;
-
-#[cfg(feature = "lambda")]
-impl Storable for Close {
-    type Storer = StoreReplace<Self>;
+tokio::task_local! {
+    static CLOSES: ();
 }
 
+/// Lets a request close all idle connections of its client, instead of being sent. A client that does not know its connections
+/// sends nothing either.
 #[cfg(feature = "lambda")]
-#[dyn_dispatch_hint]
-impl Intercept for Close {
-    fn name(&self) -> &'static str {
-        "Close"
-    }
-
-    fn read_before_execution(
-        &self,
-        _: &BeforeSerializationInterceptorContextRef<'_>,
-        config: &mut ConfigBag,
-    ) -> Result<(), BoxError> {
-        config.interceptor_state().store_put(*self);
-        Ok(())
-    }
-
-    fn read_before_serialization(
-        &self,
-        _: &BeforeSerializationInterceptorContextRef<'_>,
-        _: &RuntimeComponents,
-        _: &mut ConfigBag,
-    ) -> Result<(), BoxError> {
-        Err("a request to close connections is not sent".into())
+pub(crate) async fn close<T>(client: &Client, request: impl Future<Output = T>) {
+    if client.config().interceptors().any(|interceptor| interceptor.name() == NAME) {
+        CLOSES.scope((), request).await;
     }
 }
 
@@ -124,7 +107,7 @@ pub(crate) fn has_no_answer<E>(error: &OrchestratorError<E>) -> bool {
 #[dyn_dispatch_hint]
 impl Intercept for Connections {
     fn name(&self) -> &'static str {
-        "Connections"
+        NAME
     }
 
     #[cfg(feature = "lambda")]
@@ -132,13 +115,14 @@ impl Intercept for Connections {
         &self,
         _: &BeforeSerializationInterceptorContextRef<'_>,
         _: &RuntimeComponents,
-        config: &mut ConfigBag,
+        _: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        if config.load::<Close>().is_some() {
-            // None has answered since an attempt that is still to come.
-            self.unanswered(Attempt(u64::MAX));
+        if CLOSES.try_with(|()| ()).is_err() {
+            return Ok(());
         }
-        Ok(())
+        // None has answered since an attempt that is still to come.
+        self.unanswered(Attempt(u64::MAX));
+        Err("a request to close connections is not sent".into())
     }
 
     fn read_before_transmit(

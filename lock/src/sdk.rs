@@ -295,7 +295,7 @@ fn usable_certificates(bundle: &str) -> String {
 }
 
 /// Returns the SDK's default client, with these certificates instead of those of the system. Its errors name the host.
-fn http_client(certificates: Option<String>) -> Result<SharedHttpClient, Error> {
+pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClient, Error> {
     let trusted = match certificates {
         Some(certificates) => TrustStore::empty().with_pem_certificate(certificates),
         None => TrustStore::default(),

@@ -38,7 +38,8 @@ pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
 
 /// Returns the text with an escape, such as `\n` or `\u{202e}`, for each character that misleads its reader.
 pub fn escaped(text: &str) -> Cow<'_, str> {
-    if !text.contains(misleads) {
+    // Most texts are plain.
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) || !text.contains(misleads) {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len());

@@ -903,6 +903,9 @@ impl fmt::Debug for Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         let hold = &self.hold;
+        if hold.state().phase == Phase::Released {
+            return hold.locks.0.held.remove(hold);
+        }
         // `release_all` sees the lock, or waits for the request in the background.
         let _counted = BackgroundRequest::start(hold.locks.clone());
         hold.locks.0.held.remove(hold);
@@ -911,7 +914,7 @@ impl Drop for Lock {
             (state.phase, state.new_data.take(), state.continuation.next_sequence())
         };
         hold.enter(Phase::Released);
-        if matches!(phase, Phase::Released | Phase::Lost) || !self.is_enforced() {
+        if phase == Phase::Lost || !self.is_enforced() {
             return;
         }
         if phase == Phase::Held {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::register::Register;
-use crate::client::client_config;
+use crate::client::{client_config, for_locks, with_http_client};
 use crate::clock::Clock;
 use crate::error::{Cause, Error};
 use crate::limits::{
@@ -52,6 +52,8 @@ pub(crate) struct Settings {
     pub(crate) lease: Duration,
     pub(crate) holder: String,
     pub(crate) enabled: bool,
+    /// That of the caller. The table has one of its own, on the same connections.
+    client: Client,
     /// The number of background requests in progress.
     pub(crate) in_background: watch::Sender<usize>,
     /// The locks that are held.
@@ -60,10 +62,13 @@ pub(crate) struct Settings {
 
 impl Locks {
     /// Returns the default settings for this client and this table, given by its name or ARN.
+    ///
+    /// Use [`Locks::client`] for your own requests, because then they share a connection with those of the locks. The client
+    /// that you pass shares it only if its configuration names an HTTP client, as that of [`client_config`] does.
     pub fn builder(client: Client, table: impl Into<String>) -> LocksBuilder {
         LocksBuilder {
             table: Table {
-                client,
+                client: with_http_client(client),
                 name: table.into(),
                 partition_key: row::DEFAULT_PARTITION_KEY.to_owned(),
                 sort_key: None,
@@ -125,7 +130,7 @@ impl Locks {
     /// other timeouts.
     #[must_use]
     pub fn client(&self) -> &Client {
-        &self.0.table.client
+        &self.0.client
     }
 
     /// Returns the name or ARN of the table.
@@ -416,7 +421,8 @@ impl LocksBuilder {
         }
         Ok(Locks(Arc::new(Settings {
             clock: Clock::new(self.table.client.config().time_source()),
-            table: self.table,
+            table: Table { client: for_locks(&self.table.client), ..self.table },
+            client: self.table.client,
             lease: self.lease,
             holder,
             enabled: self.enabled,

@@ -64,10 +64,11 @@ impl Acquire {
         waits: bool,
     ) -> Result<Ended, Error> {
         let clock = &self.locks.0.clock;
-        let mut telemetry = AcquireSpan::start(&self.name(), clock, waits);
+        let now = clock.now();
+        let mut telemetry = AcquireSpan::start(&self.name(), clock, now, waits);
         let span = telemetry.span().clone();
-        let ended = match start(clock.now()) {
-            Ok(asking) => Running { acquire: self, asking }.run(&mut telemetry).instrument(span).await,
+        let ended = match start(now) {
+            Ok(asking) => Running { acquire: self, asking }.run(now, &mut telemetry).instrument(span).await,
             Err(error) => Err(error),
         };
         match ended {
@@ -101,10 +102,10 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    async fn run(mut self, telemetry: &mut AcquireSpan) -> Result<Ended<(Acquisition, Grant)>, Error> {
+    async fn run(mut self, mut now: Moment, telemetry: &mut AcquireSpan) -> Result<Ended<(Acquisition, Grant)>, Error> {
         let mut event = Event::Began;
         loop {
-            let step = self.asking.on(event, self.acquire.locks.0.clock.now());
+            let step = self.asking.on(event, now);
             event = match step {
                 Step::End(ended) => return ended,
                 Step::Send { limit, is_new } => {
@@ -129,13 +130,14 @@ impl Running<'_> {
                 Step::Join(keys, places) => self.join(keys, places, telemetry).await,
                 Step::Reserve(keys, places) => self.reserve(&keys, places).await,
             };
+            now = self.acquire.locks.0.clock.now();
         }
     }
 
     async fn send(&self, limit: Duration) -> Event {
         let attempts = if self.asking.asks_again() { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
         let (table, request) = (&self.acquire.locks.0.table, self.asking.request());
-        let answer = timeout(limit, Box::pin(table.write_once(&request, Some(&attempts)))).await;
+        let answer = timeout(limit, attempts.record(table.write_once(&request))).await;
         let unanswered = |elapsed| self.asking.acquisition().error(Cause::Unavailable, table).with_source(elapsed);
         let answer = answer.unwrap_or_else(|elapsed: Elapsed| Err(unanswered(elapsed)));
         if answer.is_ok() {

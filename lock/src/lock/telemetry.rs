@@ -36,7 +36,7 @@ pub(super) struct AcquireSpan {
 }
 
 impl AcquireSpan {
-    pub(super) fn start(key: &str, clock: &Clock, waits: bool) -> Self {
+    pub(super) fn start(key: &str, clock: &Clock, now: Moment, waits: bool) -> Self {
         let span = tracing::info_span!(
             "lock",
             key,
@@ -51,7 +51,7 @@ impl AcquireSpan {
         Self {
             span,
             clock: clock.clone(),
-            started: clock.now(),
+            started: now,
             waits,
             attempts: 0,
             waited: Duration::ZERO,

@@ -25,12 +25,8 @@ pub(super) fn number_at(item: &Item, name: &str, max: u64) -> Result<Option<u64>
         Some(AttributeValue::N(text)) => text,
         Some(_) => return Err(format!("`{name}` is not a number")),
     };
-    let value = match (text.parse::<u64>(), text.parse::<f64>()) {
-        (Ok(whole), _) => Some(whole),
-        (_, Ok(real)) if real >= 0.0 && real <= max as f64 => Some(real as u64),
-        _ => None,
-    };
-    match value {
+    let real = || text.parse::<f64>().ok().filter(|real| *real >= 0.0 && *real <= max as f64);
+    match text.parse().ok().or_else(|| real().map(|real| real as u64)) {
         Some(value) if value <= max => Ok(Some(value)),
         _ => Err(format!("`{name}` is {text}, not between 0 and {max}")),
     }

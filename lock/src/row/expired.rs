@@ -20,8 +20,7 @@ impl Table {
     pub(crate) async fn delete_expired(&self, cursor: &Cursor, now: Moment) -> Result<Option<(u64, Cursor)>, Error> {
         let Some(after) = cursor.after() else { return Ok(None) };
         let is_old = self.is_ours().and(is_written_by_locks()).and(self.is_expired(now));
-        let mut filter = Rendered::of(&is_old);
-        let key = filter.list([self.key_path()]);
+        let (key, filter) = Rendered::of_list(&[self.key_path()], &is_old);
         // Not consistent, at half the price: the deletion of a row that has changed is refused.
         let page = self.scan_page(after, key, filter, false).await?;
         let keys = page.items.unwrap_or_default().into_iter().filter_map(|mut row| {
@@ -43,8 +42,7 @@ impl Table {
     pub(crate) async fn row_of_others(&self) -> Result<Option<String>, Error> {
         let mut cursor = Cursor::Start;
         while let Some(after) = cursor.after() {
-            let mut filter = Rendered::of(&not(is_written_by_locks()));
-            let key = filter.list([self.key_path()]);
+            let (key, filter) = Rendered::of_list(&[self.key_path()], &not(is_written_by_locks()));
             let page = self.scan_page(after, key, filter, true).await?;
             let mut keys = page.items.unwrap_or_default().into_iter();
             if let Some(key) = keys.find_map(|mut row| string_at(&mut row, self.key_attribute()).ok()?) {
@@ -74,8 +72,8 @@ impl Table {
             .table_name(&self.name)
             .set_key(Some(self.key(key)))
             .set_condition_expression(condition)
-            .set_expression_attribute_names(names.into_map())
-            .set_expression_attribute_values(values.into_map());
+            .set_expression_attribute_names(names)
+            .set_expression_attribute_values(values);
         match in_time(REQUEST_TIMEOUT, Box::pin(request.send())).await {
             Ok(_) => Ok(true),
             Err(error) => match error.code() {

@@ -3,27 +3,32 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
 use super::names::{DATA, LEASE_END};
+use crate::clock::micros;
 use crate::holder::Data;
 
 /// An attribute of a row, or an entry of an attribute that is a map.
 #[derive(Clone, Debug)]
 pub(super) struct Path {
-    /// What stands for the attribute in the text, after `#`.
-    placeholder: Cow<'static, str>,
-    attribute: Cow<'static, str>,
+    name: Name,
     entry: Option<&'static str>,
+}
+
+#[derive(Clone, Debug)]
+enum Name {
+    Fixed(&'static str),
+    /// Known at run time only. What stands for it in the text, after `#`, comes first.
+    Named(Box<(Cow<'static, str>, String)>),
 }
 
 impl Path {
     /// An attribute whose name is known at run time only.
-    pub(super) fn named(placeholder: impl Into<Cow<'static, str>>, attribute: impl Into<Cow<'static, str>>) -> Self {
-        Self { placeholder: placeholder.into(), attribute: attribute.into(), entry: None }
+    pub(super) fn named(placeholder: impl Into<Cow<'static, str>>, attribute: impl Into<String>) -> Self {
+        Self { name: Name::Named(Box::new((placeholder.into(), attribute.into()))), entry: None }
     }
 
     pub(super) fn entry(mut self, name: &'static str) -> Self {
@@ -34,8 +39,7 @@ impl Path {
 
 impl From<&'static str> for Path {
     fn from(attribute: &'static str) -> Self {
-        let placeholder = if attribute == LEASE_END { "lease_end" } else { attribute };
-        Self::named(placeholder, attribute)
+        Self { name: Name::Fixed(attribute), entry: None }
     }
 }
 
@@ -44,20 +48,20 @@ impl From<&'static str> for Path {
 pub(super) struct Value<'a>(&'static str, Literal<'a>);
 
 /// A value that becomes an attribute's when it is rendered, because texts name most values more than once.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 enum Literal<'a> {
     Text(&'a str),
-    Number(u128),
+    Number(u64),
     /// A time of a hold, in milliseconds with a fraction.
     HoldTime(Duration),
-    Any(AttributeValue),
+    Any(Box<AttributeValue>),
 }
 
 pub(super) fn text<'a>(name: &'static str, value: &'a str) -> Value<'a> {
     Value(name, Literal::Text(value))
 }
 
-pub(super) fn count(name: &'static str, value: impl Into<u128>) -> Value<'static> {
+pub(super) fn count(name: &'static str, value: impl Into<u64>) -> Value<'static> {
     Value(name, Literal::Number(value.into()))
 }
 
@@ -66,26 +70,16 @@ pub(super) fn hold_time(name: &'static str, time: Duration) -> Value<'static> {
 }
 
 pub(super) fn value(name: &'static str, value: AttributeValue) -> Value<'static> {
-    Value(name, Literal::Any(value))
+    Value(name, Literal::Any(Box::new(value)))
 }
 
 impl Literal<'_> {
-    fn is(&self, other: &AttributeValue) -> bool {
-        match (self, other) {
-            (Self::Text(text), AttributeValue::S(other)) => text == other,
-            (Self::Number(number), AttributeValue::N(other)) => other.parse() == Ok(*number),
-            (Self::HoldTime(time), other) => hold_number(*time) == *other,
-            (Self::Any(value), other) => value == other,
-            _ => false,
-        }
-    }
-
     fn to_attribute(&self) -> AttributeValue {
         match self {
             Self::Text(text) => string(text),
             Self::Number(value) => number(*value),
             Self::HoldTime(time) => hold_number(*time),
-            Self::Any(value) => value.clone(),
+            Self::Any(value) => AttributeValue::clone(value),
         }
     }
 }
@@ -94,12 +88,13 @@ pub(super) fn string(value: &str) -> AttributeValue {
     AttributeValue::S(value.to_owned())
 }
 
-pub(super) fn number(value: impl Into<u128>) -> AttributeValue {
+pub(super) fn number(value: impl Into<u64>) -> AttributeValue {
     AttributeValue::N(value.into().to_string())
 }
 
 fn hold_number(duration: Duration) -> AttributeValue {
-    AttributeValue::N(format!("{:.3}", duration.as_secs_f64() * 1000.0))
+    let micros = micros(duration.saturating_add(Duration::from_nanos(500)));
+    AttributeValue::N(format!("{}.{:03}", micros / 1000, micros % 1000))
 }
 
 /// A condition on a row.
@@ -218,7 +213,7 @@ pub(super) enum To<'a> {
     /// Its value, or this one if it is missing.
     Default(Value<'a>),
     /// The value of this attribute, or the first value if it is missing, and the second value more.
-    Plus(Path, Value<'a>, Value<'a>),
+    Plus(Path, Box<[Value<'a>; 2]>),
     /// Its value, or that of another attribute if it is missing.
     DefaultOf(Path),
     /// Its value less this one.
@@ -226,9 +221,13 @@ pub(super) enum To<'a> {
 }
 
 impl<'a> To<'a> {
+    pub(super) fn plus(of: impl Into<Path>, start: Value<'a>, more: Value<'a>) -> Self {
+        Self::Plus(of.into(), Box::new([start, more]))
+    }
+
     /// One more than the value of this attribute, or than this value if the attribute is missing.
     pub(super) fn next(of: impl Into<Path>, start: Value<'a>) -> Self {
-        Self::Plus(of.into(), start, count("one", 1_u8))
+        Self::plus(of, start, count("one", 1_u8))
     }
 }
 
@@ -251,7 +250,7 @@ pub(super) struct Update<'a> {
 
 impl<'a> Update<'a> {
     pub(super) fn new(key: &'a str) -> Self {
-        Self { key, set: Vec::with_capacity(12), remove: Vec::new(), condition: None, returns: None }
+        Self { key, set: Vec::with_capacity(8), remove: Vec::new(), condition: None, returns: None }
     }
 
     pub(super) fn set(mut self, path: impl Into<Path>, to: impl Into<To<'a>>) -> Self {
@@ -300,11 +299,11 @@ impl<'a> Update<'a> {
     }
 
     pub(super) fn render(&self) -> Rendered {
-        let mut rendered = Rendered::new();
+        let mut placeholders = Placeholders::new();
         let mut update = String::with_capacity(256);
         for (index, (path, to)) in self.set.iter().enumerate() {
             update.push_str(if index == 0 { "SET " } else { ", " });
-            rendered.write_assignment(path, to, &mut update);
+            placeholders.write_assignment(path, to, &mut update);
         }
         for (index, path) in self.remove.iter().enumerate() {
             update.push_str(match (index, update.is_empty()) {
@@ -312,73 +311,73 @@ impl<'a> Update<'a> {
                 (0, false) => " REMOVE ",
                 _ => ", ",
             });
-            rendered.write_path(path, &mut update);
+            placeholders.write_path(path, &mut update);
         }
-        rendered.update = Some(update).filter(|update| !update.is_empty());
-        if let Some(condition) = &self.condition {
-            rendered.set_condition(condition);
-        }
-        rendered
+        let condition = self.condition.as_ref().map(|condition| placeholders.condition(condition));
+        Rendered { update: Some(update).filter(|update| !update.is_empty()), condition, ..placeholders.meanings() }
     }
 }
 
 /// The texts of an update and its condition, with what their placeholders stand for.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Rendered {
     pub(super) update: Option<String>,
     pub(super) condition: Option<String>,
-    pub(super) names: Placeholders<String>,
-    pub(super) values: Placeholders<AttributeValue>,
-}
-
-/// What placeholders stand for. An expression has few, but names most of them more than once: comparing a dozen texts is
-/// faster than hashing one.
-#[derive(Debug)]
-pub(super) struct Placeholders<T>(Vec<(String, T)>);
-
-impl<T> Placeholders<T> {
-    fn get(&self, placeholder: &str) -> Option<&T> {
-        self.0.iter().find(|(name, _)| name == placeholder).map(|(_, meaning)| meaning)
-    }
-
-    /// Returns what a request takes: nothing if there are none.
-    pub(super) fn into_map(self) -> Option<HashMap<String, T>> {
-        (!self.0.is_empty()).then(|| self.0.into_iter().collect())
-    }
+    pub(super) names: Option<HashMap<String, String>>,
+    pub(super) values: Option<HashMap<String, AttributeValue>>,
 }
 
 impl Rendered {
-    /// Has room for the texts, names and values of most requests.
-    fn new() -> Self {
-        let (names, values) = (Vec::with_capacity(14), Vec::with_capacity(14));
-        Self { update: None, condition: None, names: Placeholders(names), values: Placeholders(values) }
-    }
-
     pub(super) fn of(condition: &Condition<'_>) -> Self {
-        let mut rendered = Self::new();
-        rendered.set_condition(condition);
-        rendered
+        Self::of_list(&[], condition).1
     }
 
-    /// Adds names, and returns a list of them.
-    pub(super) fn list(&mut self, paths: impl IntoIterator<Item = Path>) -> String {
-        let mut text = String::new();
+    /// Returns a list of attributes, beside the condition.
+    pub(super) fn of_list(paths: &[Path], condition: &Condition<'_>) -> (String, Self) {
+        let (mut placeholders, mut list) = (Placeholders::new(), String::new());
         for path in paths {
-            if !text.is_empty() {
-                text.push_str(", ");
+            if !list.is_empty() {
+                list.push_str(", ");
             }
-            self.write_path(&path, &mut text);
+            placeholders.write_path(path, &mut list);
         }
+        let condition = Some(placeholders.condition(condition));
+        (list, Self { condition, ..placeholders.meanings() })
+    }
+}
+
+/// The placeholders of an expression, without their signs, with what they stand for. An expression has few, but names most of
+/// them more than once: comparing a dozen texts is faster than hashing one.
+struct Placeholders<'e> {
+    names: Vec<(Cow<'e, str>, &'e str)>,
+    values: Vec<(Cow<'e, str>, &'e Literal<'e>)>,
+}
+
+impl<'e> Placeholders<'e> {
+    /// Has room for the names and values of most requests.
+    fn new() -> Self {
+        Self { names: Vec::with_capacity(14), values: Vec::with_capacity(14) }
+    }
+
+    /// Returns what a request takes: nothing if there are none.
+    fn meanings(self) -> Rendered {
+        let names = self.names.into_iter().map(|(name, attribute)| (signed('#', &name), attribute.to_owned()));
+        let values = self.values.into_iter().map(|(name, value)| (signed(':', &name), value.to_attribute()));
+        let (names, values): (HashMap<_, _>, HashMap<_, _>) = (names.collect(), values.collect());
+        Rendered {
+            names: Some(names).filter(|names| !names.is_empty()),
+            values: Some(values).filter(|values| !values.is_empty()),
+            ..Rendered::default()
+        }
+    }
+
+    fn condition(&mut self, condition: &'e Condition<'_>) -> String {
+        let mut text = String::with_capacity(512);
+        self.write_condition(condition, &mut text);
         text
     }
 
-    fn set_condition(&mut self, condition: &Condition<'_>) {
-        let mut text = String::with_capacity(1024);
-        self.write_condition(condition, &mut text);
-        self.condition = Some(text);
-    }
-
-    fn write_assignment(&mut self, path: &Path, to: &To<'_>, text: &mut String) {
+    fn write_assignment(&mut self, path: &'e Path, to: &'e To<'_>, text: &mut String) {
         self.write_path(path, text);
         text.push_str(" = ");
         match to {
@@ -391,7 +390,8 @@ impl Rendered {
                 self.write_path(other, text);
                 text.push(')');
             }
-            To::Plus(of, start, more) => {
+            To::Plus(of, values) => {
+                let [start, more] = &**values;
                 self.write_default(of, start, text);
                 text.push_str(" + ");
                 self.write_value(more, text);
@@ -404,7 +404,7 @@ impl Rendered {
         }
     }
 
-    fn write_default(&mut self, path: &Path, value: &Value<'_>, text: &mut String) {
+    fn write_default(&mut self, path: &'e Path, value: &'e Value<'_>, text: &mut String) {
         text.push_str("if_not_exists(");
         self.write_path(path, text);
         text.push_str(", ");
@@ -412,7 +412,7 @@ impl Rendered {
         text.push(')');
     }
 
-    fn write_condition(&mut self, condition: &Condition<'_>, text: &mut String) {
+    fn write_condition(&mut self, condition: &'e Condition<'_>, text: &mut String) {
         match condition {
             Condition::Compare(path, operator, operand) => {
                 self.write_path(path, text);
@@ -447,13 +447,13 @@ impl Rendered {
         }
     }
 
-    fn write_function(&mut self, function: &str, path: &Path, text: &mut String) {
+    fn write_function(&mut self, function: &str, path: &'e Path, text: &mut String) {
         text.push_str(function);
         self.write_path(path, text);
         text.push(')');
     }
 
-    fn write_joined(&mut self, conditions: &[Condition<'_>], operator: &str, text: &mut String) {
+    fn write_joined(&mut self, conditions: &'e [Condition<'_>], operator: &str, text: &mut String) {
         for (index, condition) in conditions.iter().enumerate() {
             if index > 0 {
                 text.push_str(operator);
@@ -463,7 +463,7 @@ impl Rendered {
     }
 
     /// Writes a condition that is a part of a larger one.
-    fn write_term(&mut self, condition: &Condition<'_>, text: &mut String) {
+    fn write_term(&mut self, condition: &'e Condition<'_>, text: &mut String) {
         let is_compound = matches!(condition, Condition::All(_) | Condition::Any(_));
         if is_compound {
             text.push('(');
@@ -474,46 +474,53 @@ impl Rendered {
         }
     }
 
-    fn write_path(&mut self, Path { placeholder, attribute, entry }: &Path, text: &mut String) {
-        self.write_name(placeholder, attribute, text);
+    fn write_path(&mut self, Path { name, entry }: &'e Path, text: &mut String) {
+        let (placeholder, attribute) = match name {
+            Name::Fixed(LEASE_END) => ("lease_end", LEASE_END),
+            Name::Fixed(name) => (*name, *name),
+            Name::Named(named) => (&*named.0, &*named.1),
+        };
+        write_placeholder(&mut self.names, '#', placeholder, attribute, text);
         if let Some(entry) = entry {
             text.push('.');
-            self.write_name(entry, entry, text);
+            write_placeholder(&mut self.names, '#', entry, *entry, text);
         }
     }
 
-    fn write_name(&mut self, placeholder: &str, name: &str, text: &mut String) {
-        write_placeholder(&mut self.names, '#', placeholder, |other| other == name, || name.to_owned(), text);
-    }
-
-    fn write_value(&mut self, Value(name, value): &Value<'_>, text: &mut String) {
-        write_placeholder(&mut self.values, ':', name, |other| value.is(other), || value.to_attribute(), text);
+    fn write_value(&mut self, Value(name, value): &'e Value<'_>, text: &mut String) {
+        write_placeholder(&mut self.values, ':', name, value, text);
     }
 }
 
+fn signed(sign: char, placeholder: &str) -> String {
+    let mut signed = String::with_capacity(1 + placeholder.len());
+    signed.push(sign);
+    signed.push_str(placeholder);
+    signed
+}
+
 /// Writes what stands for a name or a value: what was wished, with a number if that stands for something else.
-fn write_placeholder<T>(
-    placeholders: &mut Placeholders<T>,
+fn write_placeholder<'e, T: PartialEq>(
+    placeholders: &mut Vec<(Cow<'e, str>, T)>,
     sign: char,
-    wished: &str,
-    is_same: impl Fn(&T) -> bool,
-    meaning: impl FnOnce() -> T,
+    wished: &'e str,
+    meaning: T,
     text: &mut String,
 ) {
-    let start = text.len();
-    text.push(sign);
-    text.push_str(wished);
-    let end = text.len();
-    let mut number = 1_u32;
-    while let Some(other) = placeholders.get(&text[start..]) {
-        if is_same(other) {
-            return;
+    let (mut placeholder, mut number) = (Cow::Borrowed(wished), 1_u32);
+    let is_known = loop {
+        match placeholders.iter().find(|(other, _)| *other == placeholder) {
+            Some((_, other)) if *other == meaning => break true,
+            Some(_) => number += 1,
+            None => break false,
         }
-        number += 1;
-        text.truncate(end);
-        let _never_fails = write!(text, "{number}");
+        placeholder = Cow::Owned(format!("{wished}{number}"));
+    };
+    text.push(sign);
+    text.push_str(&placeholder);
+    if !is_known {
+        placeholders.push((placeholder, meaning));
     }
-    placeholders.0.push((text[start..].to_owned(), meaning()));
 }
 
 #[cfg(test)]
@@ -543,7 +550,7 @@ mod tests {
     fn one_name_for_two_values_becomes_two_placeholders() {
         let (text, rendered) = rendered(&all([FENCE.above(count("n", 1_u8)), FENCE.below(count("n", 2_u8))]));
         assert_eq!(text, "#fence > :n AND #fence < :n2");
-        assert_eq!(rendered.values.get(":n2"), Some(&number(2_u8)));
+        assert_eq!(rendered.values.unwrap().get(":n2"), Some(&number(2_u8)));
     }
 
     #[test]
@@ -557,7 +564,7 @@ mod tests {
         for value in values {
             let (text, rendered) = rendered(&all([STATUS.is(value()), OWNER.above(value())]));
             assert_eq!(text, "#status = :v AND #owner > :v");
-            assert_eq!(rendered.values.get(":v"), Some(&value().1.to_attribute()));
+            assert_eq!(rendered.values.unwrap().get(":v"), Some(&value().1.to_attribute()));
         }
     }
 
@@ -567,7 +574,7 @@ mod tests {
         let (text, rendered) =
             rendered(&all([path().entry(permit::LEASE_END).exists(), Path::named("end", LEASE_END).exists()]));
         assert_eq!(text, "attribute_exists(#permit.#end) AND attribute_exists(#end2)");
-        assert_eq!(rendered.names.get("#end2").map(String::as_str), Some(LEASE_END));
+        assert_eq!(rendered.names.unwrap().get("#end2").map(String::as_str), Some(LEASE_END));
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Table {
             .set(HEAD, served(count("head", head)))
             .set(TAIL_UNTIL, count("until", until))
             .returning(ReturnValue::AllNew);
-        match in_time(limit, send(self.request(&update), None)).await {
+        match in_time(limit, send(self.request(&update))).await {
             Ok(output) => {
                 let row = output.attributes.unwrap_or_default();
                 let place = number_at(&row, TAIL, u64::MAX).ok().flatten().unwrap_or_default();

@@ -226,7 +226,7 @@ impl<'a> Place<'a> {
         ];
         let held = held.into_iter().chain(nonce.map(|nonce| (permit::NONCE, string(nonce))));
         let held = held.map(|(name, value)| (name.to_owned(), value)).collect::<HashMap<_, _>>();
-        let (now, ended) = (claim.now, plan.ended.len() as u128);
+        let (now, ended) = (claim.now, plan.ended.len() as u64);
         let replaces_own = plan.ended.iter().any(|ended| ended.has_identity_of(self.owner));
         let mut is_free = all([STATUS.is(text("semaphore", SEMAPHORE)), self.accepts(attempt)]);
         if !replaces_own {
@@ -235,7 +235,7 @@ impl<'a> Place<'a> {
         if let Some(is_turn) = is_turn_for_permit(self.table, permits, claim.rank(), now, ended) {
             is_free = is_free.and(is_turn);
         }
-        let most = count("most", u128::from(permits - 1) + ended);
+        let most = count("most", u64::from(permits - 1) + ended);
         let update = self.counted(Update::new(self.key).returning(ReturnValue::AllOld), claim);
         let update = update
             .set(STATUS, text("semaphore", SEMAPHORE))
@@ -509,7 +509,7 @@ fn end_acquisition(update: Update<'_>, last: u64) -> Update<'_> {
 
 /// Removes these permits and their fences. The update has a condition on each permit.
 fn free_permits(update: Update<'_>, permits: Vec<(Path, Path)>) -> Update<'_> {
-    let freed = || count("freed", permits.len() as u128);
+    let freed = || count("freed", permits.len() as u64);
     let update = update.when(PERMITS.at_least(freed())).set(PERMITS, To::Minus(freed()));
     permits.into_iter().fold(update, |update, (permit, fence)| update.remove(permit).remove(fence))
 }
@@ -584,12 +584,12 @@ fn latest(table: &Table, now: Moment) -> u64 {
 }
 
 /// There is a free permit for a waiter of this rank, beside those for the waiters ahead, while `ended` permits are replaced.
-fn is_turn_for_permit(table: &Table, permits: u32, rank: Rank, now: Moment, ended: u128) -> Option<Condition<'static>> {
+fn is_turn_for_permit(table: &Table, permits: u32, rank: Rank, now: Moment, ended: u64) -> Option<Condition<'static>> {
     let mut is_turn = vec![not(was_just_freed(table, now, rank.moment()?))];
     if let LeavesTo::Ahead { place, .. } = rank.leaves_to {
         is_turn.extend(together(permits).map(|many| {
             let is_near = not(HEAD.below(count("place_ahead", place.saturating_sub(many.into()))));
-            all([is_near, PERMITS.at_most(count("others", u128::from(permits - many) + ended))])
+            all([is_near, PERMITS.at_most(count("others", u64::from(permits - many) + ended))])
         }));
     } else {
         is_turn.push(is_empty(now));

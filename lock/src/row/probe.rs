@@ -12,7 +12,7 @@ use super::expression::{Attribute as _, Condition, Update, all};
 use super::table::{Item, Table, in_time};
 use super::write::send;
 #[cfg(feature = "lambda")]
-use crate::connections::Close;
+use crate::connections::close;
 use crate::error::Error;
 use crate::random;
 
@@ -27,7 +27,7 @@ impl Table {
     /// Sends a probe. Its refusal shows that the table was reached.
     pub(crate) async fn reach(&self, limit: Duration) -> Result<(), Error> {
         let probe = self.refused_update(PROBE_KEY);
-        match in_time(limit, send(self.request(&probe), None)).await {
+        match in_time(limit, send(self.request(&probe))).await {
             Ok(_) => Ok(()),
             Err(error) => self.refused(error, &probe).map(drop),
         }
@@ -36,7 +36,7 @@ impl Table {
     /// Closes the idle connections of the client, if it knows them. Sends nothing.
     #[cfg(feature = "lambda")]
     pub(crate) async fn close_connections(&self) {
-        let _it_is_never_sent = Box::pin(self.probe_update(PROBE_KEY).customize().interceptor(Close).send()).await;
+        close(&self.client, send(self.probe_update(PROBE_KEY))).await;
     }
 
     /// A condition that neither a row nor a missing row meets.

@@ -51,7 +51,7 @@ impl Table {
             let update =
                 if begins { self.begin_calls(key, pace, now) } else { self.follow_calls(key, pace, wait, now) };
             let write = Write::from(update);
-            let answer = timeout(REQUEST_TIMEOUT, Box::pin(self.write_once(&write, None))).await;
+            let answer = timeout(REQUEST_TIMEOUT, Box::pin(self.write_once(&write))).await;
             let unanswered = |elapsed| Error::new(Cause::Unavailable, self.place(), key).with_source(elapsed);
             let due = match answer.map_err(unanswered)?? {
                 Answer::Applied(row) => {
@@ -97,7 +97,7 @@ impl Table {
             STATUS.is(text("rate", RATE)),
             DUE.between(count("now", micros(now.wall)), count("latest", micros(latest))),
         ]);
-        let due = To::Plus(DUE.into(), count("now", micros(now.wall)), count("interval", micros(pace.interval)));
+        let due = To::plus(DUE, count("now", micros(now.wall)), count("interval", micros(pace.interval)));
         self.take_call(key, latest.saturating_add(pace.interval))
             .when(any([self.key_path().missing(), is_due]))
             .set(DUE, due)

@@ -167,7 +167,6 @@ impl Table {
     /// read for each semaphore: the scan cannot name the attributes of its permits.
     pub(crate) async fn scan(&self, cursor: &Cursor, now: Moment) -> Result<Option<Page>, Error> {
         let Some(after) = cursor.after() else { return Ok(None) };
-        let mut filter = Rendered::of(&self.is_ours());
         // Data and results are left out: they can be large and confidential.
         let attributes = [
             STATUS,
@@ -186,7 +185,8 @@ impl Table {
             HOLD,
             DUE,
         ];
-        let attributes = filter.list([self.key_path()].into_iter().chain(attributes.map(Path::from)));
+        let attributes: Vec<_> = [self.key_path()].into_iter().chain(attributes.map(Path::from)).collect();
+        let (attributes, filter) = Rendered::of_list(&attributes, &self.is_ours());
         let output = self.scan_page(after, attributes, filter, true).await?;
         let (mut rows, mut semaphores) = (Vec::new(), Vec::new());
         for mut item in output.items.unwrap_or_default() {
@@ -228,8 +228,8 @@ impl Table {
             .set_exclusive_start_key(after)
             .projection_expression(attributes)
             .set_filter_expression(filter.condition)
-            .set_expression_attribute_names(filter.names.into_map())
-            .set_expression_attribute_values(filter.values.into_map());
+            .set_expression_attribute_names(filter.names)
+            .set_expression_attribute_values(filter.values);
         let page = in_time(REQUEST_TIMEOUT, Box::pin(request.send())).await;
         page.map_err(|error| Error::from_sdk(error, self.place(), ""))
     }

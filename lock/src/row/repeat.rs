@@ -45,7 +45,7 @@ impl Table {
             let mut delay = FIRST_DELAY;
             let mut tries = 0_u32;
             loop {
-                let answer = match self.write_once(&write, Some(&attempts)).await {
+                let answer = match self.write_once(&write).await {
                     Ok(Answer::Refused(Refused { prevented: Some(error), .. })) => Err(error),
                     answer => answer,
                 };
@@ -62,7 +62,7 @@ impl Table {
                 tries += 1;
             }
         };
-        let answer = timeout(REQUEST_TIMEOUT, Box::pin(answered)).await;
+        let answer = timeout(REQUEST_TIMEOUT, Box::pin(attempts.record(answered))).await;
         let unanswered = |elapsed: Elapsed| write.error(Cause::Unavailable, self).with_source(elapsed);
         answer.unwrap_or_else(|elapsed| Err(last.unwrap_or_else(|| unanswered(elapsed))))
     }

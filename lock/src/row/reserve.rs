@@ -35,7 +35,7 @@ impl Table {
                 .set(RESERVED_BY, text("owner", owner))
         };
         let write = Write::new(keys.map(update).collect(), acquisition.kind.transact);
-        let answer = timeout(limit, Box::pin(self.write_once(&write, None))).await;
+        let answer = timeout(limit, Box::pin(self.write_once(&write))).await;
         Ok(matches!(answer.unwrap_or_else(|_| Ok(Answer::Refused(Refused::default())))?, Answer::Applied(_)))
     }
 }

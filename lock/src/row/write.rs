@@ -15,7 +15,6 @@ use futures_util::future::BoxFuture;
 use super::expression::{Condition, Rendered, Update};
 use super::read::Unreadable;
 use super::table::{Item, Table};
-use crate::client::SdkAttempts;
 use crate::clock::Moment;
 use crate::error::{Cause, Error, ONE_KEY_INSTEAD, cause_of_invalid};
 use crate::holder::Holder;
@@ -62,8 +61,7 @@ impl Transactional {
 
 /// Sends a `TransactWriteItems`, which costs twice as much as an `UpdateItem` and returns no row. Only the kinds that need
 /// it name the function, so that a program without them does not link the SDK's transactions, 200 KB of machine code.
-pub(super) type Transact =
-    for<'w> fn(&'w Table, &'w Write<'w>, Option<&'w SdkAttempts>) -> BoxFuture<'w, Result<Answer, Error>>;
+pub(super) type Transact = for<'w> fn(&'w Table, &'w Write<'w>) -> BoxFuture<'w, Result<Answer, Error>>;
 
 /// What DynamoDB answered to a write.
 #[derive(Debug)]
@@ -130,7 +128,7 @@ impl Write<'_> {
     pub(crate) fn rendered(&self) -> impl Iterator<Item = (&str, Texts)> {
         self.updates.iter().map(|update| {
             let Rendered { update: text, condition, names, values } = update.render();
-            (update.key, (text, condition, names.into_map(), values.into_map()))
+            (update.key, (text, condition, names, values))
         })
     }
 
@@ -183,12 +181,12 @@ impl<'a> From<Update<'a>> for Write<'a> {
 
 impl Table {
     /// Sends one write, without a limit of its time.
-    pub(crate) async fn write_once(&self, write: &Write<'_>, attempts: Option<&SdkAttempts>) -> Result<Answer, Error> {
+    pub(crate) async fn write_once(&self, write: &Write<'_>) -> Result<Answer, Error> {
         match (write.transact, write.updates.first()) {
-            (Some(transact), _) => transact(self, write, attempts).await,
+            (Some(transact), _) => transact(self, write).await,
             (None, None) => Ok(Answer::Applied(Item::new())),
             (None, Some(update)) => {
-                let send = || send(self.request(update), attempts);
+                let send = || send(self.request(update));
                 let answer = match send().await {
                     // Applied, and the SDK cannot read the row that it returns. The same request again finds its own row.
                     Err(error) if error.raw_response().is_some_and(|answer| answer.status().is_success()) => {
@@ -214,8 +212,8 @@ impl Table {
             .set_key(Some(key))
             .set_update_expression(update)
             .set_condition_expression(condition)
-            .set_expression_attribute_names(names.into_map())
-            .set_expression_attribute_values(values.into_map())
+            .set_expression_attribute_names(names)
+            .set_expression_attribute_values(values)
             .set_return_values(returns)
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
     }
@@ -230,8 +228,8 @@ impl Table {
             .set_key(Some(self.key(key)))
             .set_update_expression(update)
             .set_condition_expression(condition)
-            .set_expression_attribute_names(names.into_map())
-            .set_expression_attribute_values(values.into_map())
+            .set_expression_attribute_names(names)
+            .set_expression_attribute_values(values)
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .build()
             .map_err(|error| Error::new(Cause::Rejected, self.place(), key).with_source(error))
@@ -245,8 +243,8 @@ impl Table {
             .table_name(&self.name)
             .set_key(Some(self.key(key)))
             .set_condition_expression(condition)
-            .set_expression_attribute_names(names.into_map())
-            .set_expression_attribute_values(values.into_map())
+            .set_expression_attribute_names(names)
+            .set_expression_attribute_values(values)
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .build()
             .map_err(|error| Error::new(Cause::Rejected, self.place(), key).with_source(error))
@@ -269,11 +267,7 @@ impl Table {
     }
 
     /// Sends a transaction. DynamoDB recognises a repetition by the SDK or the network by its token, for ten minutes.
-    pub(super) fn transact<'w>(
-        &'w self,
-        write: &'w Write<'w>,
-        attempts: Option<&'w SdkAttempts>,
-    ) -> BoxFuture<'w, Result<Answer, Error>> {
+    pub(super) fn transact<'w>(&'w self, write: &'w Write<'w>) -> BoxFuture<'w, Result<Answer, Error>> {
         Box::pin(async move {
             let part = |update: &Update<'_>| {
                 let part = self.part(Transactional::SeveralKeys, update)?;
@@ -285,12 +279,6 @@ impl Table {
             let token = self.nonce(write.keys().next().unwrap_or_default())?;
             let request =
                 self.client.transact_write_items().set_transact_items(Some(parts)).client_request_token(token);
-            // As for an update.
-            let request = request.customize();
-            let request = match attempts {
-                Some(attempts) => request.interceptor(attempts.clone()),
-                None => request,
-            };
             match request.send().await {
                 Ok(_) => Ok(Answer::Applied(Item::new())),
                 Err(error) => self.cancelled(write, error).map(Answer::Refused),
@@ -351,12 +339,8 @@ fn is_unreadable(error: &SdkError<UpdateItemError>) -> bool {
 
 type Sent = BoxFuture<'static, Result<UpdateItemOutput, SdkError<UpdateItemError>>>;
 
-/// Sends an update, and records which of the SDK's attempts were answered. `customize` hides the type of the future:
-/// otherwise each crate that polls the request compiles the SDK's request loop again, 150 KB of machine code.
-pub(super) fn send(request: UpdateItemFluentBuilder, attempts: Option<&SdkAttempts>) -> Sent {
-    let request = request.customize();
-    match attempts {
-        Some(attempts) => Box::pin(request.interceptor(attempts.clone()).send()),
-        None => Box::pin(request.send()),
-    }
+/// Sends an update. The box hides the type of the future: otherwise
+/// each crate that polls the request compiles the SDK's request loop again, 150 KB of machine code.
+pub(super) fn send(request: UpdateItemFluentBuilder) -> Sent {
+    Box::pin(request.send())
 }
