@@ -3,7 +3,7 @@
 
 use std::error::Error as StdError;
 use std::str::FromStr as _;
-use std::{env, fs};
+use std::{env, fs, iter};
 
 use aws_config::profile::{Profile, ProfileFileCredentialsProvider, ProfileSet};
 use aws_config::provider_config::ProviderConfig;
@@ -15,10 +15,16 @@ use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
 use aws_smithy_http_client::{Builder, ConnectorBuilder};
-use aws_smithy_runtime_api::client::dns::{DnsFuture, ResolveDns, ResolveDnsError};
-use aws_smithy_runtime_api::client::http::SharedHttpClient;
+use aws_smithy_runtime_api::box_error::BoxError;
+use aws_smithy_runtime_api::client::connector_metadata::ConnectorMetadata;
+use aws_smithy_runtime_api::client::http::{
+    HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpClient, SharedHttpConnector,
+};
 use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
-use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_runtime_api::client::result::ConnectorError;
+use aws_smithy_runtime_api::client::runtime_components::{RuntimeComponents, RuntimeComponentsBuilder};
+use aws_smithy_runtime_api::shared::IntoShared as _;
+use aws_smithy_types::config_bag::ConfigBag;
 use aws_smithy_types::retry::RetryMode;
 use aws_types::os_shim_internal::{Env, Fs};
 use rustls::RootCertStore;
@@ -294,7 +300,8 @@ fn usable_certificates(bundle: &str) -> String {
     usable
 }
 
-/// Returns the SDK's default client, with these certificates instead of those of the system. Its errors name the host.
+/// Returns the SDK's default client, with these certificates instead of those of the system. Its errors name the host that has
+/// no address.
 pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClient, Error> {
     let trusted = match certificates {
         Some(certificates) => TrustStore::empty().with_pem_certificate(certificates),
@@ -302,33 +309,64 @@ pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClie
     };
     let tls = TlsContext::builder().with_trust_store(trusted).build();
     let tls = tls.map_err(|error| Error::invalid("the settings of TLS are invalid").with_source(error))?;
-    // As the SDK makes its own.
-    Ok(Builder::new().build_with_connector_fn(move |settings, components| {
+    // As the SDK makes its own. A resolver of another type would add another HTTP client to each program, 700 KB of machine code.
+    let client = Builder::new().build_with_connector_fn(move |settings, components| {
         let mut connector = ConnectorBuilder::default()
             .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
             .tls_context(tls.clone())
             .proxy_config(ProxyConfig::from_env());
         connector.set_connector_settings(settings.cloned());
         connector.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
-        connector.build_with_resolver(NamingResolver)
-    }))
+        connector.build()
+    });
+    Ok(Naming(client).into_shared())
 }
 
-/// The system's resolver, whose errors name the host.
-#[derive(Clone, Copy, Debug)]
-struct NamingResolver;
+/// An HTTP client, or a connector of it, whose errors name the host that has no address.
+#[derive(Clone, Debug)]
+struct Naming<T>(T);
 
-impl ResolveDns for NamingResolver {
-    fn resolve_dns<'a>(&'a self, name: &'a str) -> DnsFuture<'a> {
-        DnsFuture::new(async move {
-            match tokio::net::lookup_host((name, 0)).await {
-                Ok(addresses) => Ok(addresses.map(|address| address.ip()).collect()),
-                Err(error) => {
-                    Err(ResolveDnsError::new(format!("no address of the host `{}`: {error}", printable(name))))
+impl HttpClient for Naming<SharedHttpClient> {
+    fn http_connector(&self, settings: &HttpConnectorSettings, components: &RuntimeComponents) -> SharedHttpConnector {
+        SharedHttpConnector::new(Naming(self.0.http_connector(settings, components)))
+    }
+
+    fn validate_base_client_config(
+        &self,
+        components: &RuntimeComponentsBuilder,
+        config: &ConfigBag,
+    ) -> Result<(), BoxError> {
+        self.0.validate_base_client_config(components, config)
+    }
+
+    fn validate_final_config(&self, components: &RuntimeComponents, config: &ConfigBag) -> Result<(), BoxError> {
+        self.0.validate_final_config(components, config)
+    }
+
+    fn connector_metadata(&self) -> Option<ConnectorMetadata> {
+        self.0.connector_metadata()
+    }
+}
+
+impl HttpConnector for Naming<SharedHttpConnector> {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let (uri, answer) = (request.uri().to_owned(), self.0.call(request));
+        HttpConnectorFuture::new(async move {
+            answer.await.map_err(|error| {
+                if !error.is_io() || !is_without_address(&error) {
+                    return error;
                 }
-            }
+                let host = uri.split("://").nth(1).and_then(|rest| rest.split(['/', ':']).next()).unwrap_or(&uri);
+                let why = format!("no address of the host `{}`: {}", printable(host), root_of(&error));
+                ConnectorError::io(why.into()).never_connected()
+            })
         })
     }
+}
+
+/// Whether the resolver has failed. The HTTP client says so by a text only.
+fn is_without_address(error: &ConnectorError) -> bool {
+    iter::successors(error.source(), |&error| error.source()).any(|error| error.to_string().starts_with("dns error"))
 }
 
 /// Credentials of any source, which are checked before the SDK signs a request with them.

@@ -16,6 +16,7 @@ use lambda_lock::{Idempotency, Locks};
 use serde_json::Value;
 use tokio::runtime::Builder;
 
+use measure::canned::canned;
 use measure::{compare, print_header};
 
 const TABLE: &str = "locks";
@@ -29,6 +30,9 @@ fn main() {
         print_header();
         compare("replay, and a bare GetItem", async || sides.replay().await, async || sides.get_item().await, pairs)
             .await;
+        let canned = Sides::canned();
+        let name = "replay, and a bare GetItem, canned answers";
+        compare(name, async || canned.replay().await, async || canned.get_item().await, pairs).await;
         compare("first run, and its two writes", async || sides.run().await, async || sides.two_writes().await, pairs)
             .await;
     });
@@ -42,6 +46,29 @@ struct Sides {
     writes: Vec<Value>,
 }
 
+fn runs(client: Client) -> Idempotency<String, String, Infallible> {
+    let locks = Locks::builder(client, TABLE).holder("the benchmark").build().unwrap();
+    Idempotency::new(locks, OnMissingKey::Reject, |key: &String| Some(key.clone()))
+}
+
+/// The item of a record, in an answer that begins with this text.
+macro_rules! record {
+    ($start:literal) => {
+        concat!(
+            "{",
+            $start,
+            r#""Item":{"id":{"S":"stored"},"status":{"S":"COMPLETED"},"holder":{"S":"the benchmark"},
+                "owner":{"S":"0123456789abcdef0123456789abcdef"},"released":{"N":"1790000000000000"},
+                "fence":{"N":"1790000000000000"},"acquired_at":{"N":"1790000000000"},"sequence":{"N":"0"},
+                "in_progress_expiration":{"N":"1790000031000"},"expiration":{"N":"253402300799"},
+                "data":{"S":"\"a result of some forty characters, in JSON\""}}}"#
+        )
+    };
+}
+const RECORD: &str = record!("");
+const RECORD_OF_REFUSAL: &str =
+    record!(r#""__type":"com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException","#);
+
 #[derive(Clone, Debug, Default)]
 struct Sent(Arc<Mutex<Vec<Value>>>);
 
@@ -54,21 +81,28 @@ impl Intercept for Sent {
 impl Sides {
     async fn new() -> Self {
         let engine = DynamoDb::new().unwrap();
-        let by = |client| {
-            let locks = Locks::builder(client, TABLE).holder("the benchmark").build().unwrap();
-            Idempotency::new(locks, OnMissingKey::Reject, |key: &String| Some(key.clone()))
-        };
         Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
         let sent = Sent::default();
         let observed = Self {
             client: engine.client(),
-            runs: by(engine.host().intercept(sent.clone()).build().client()),
+            runs: runs(engine.host().intercept(sent.clone()).build().client()),
             writes: Vec::new(),
         };
         observed.once("stored").await;
         let writes = sent.0.lock().unwrap().clone();
         let client = engine.client();
-        Self { runs: by(client.clone()), client, writes }
+        Self { runs: runs(client.clone()), client, writes }
+    }
+
+    /// Uses a DynamoDB with prepared answers, which has the record.
+    fn canned() -> Self {
+        let client =
+            canned(
+                |request| {
+                    if request.contains("UpdateExpression") { (400, RECORD_OF_REFUSAL) } else { (200, RECORD) }
+                },
+            );
+        Self { runs: runs(client.client()), client: client.client(), writes: Vec::new() }
     }
 
     async fn once(&self, key: &str) {

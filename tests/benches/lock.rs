@@ -16,20 +16,14 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::{self, Region};
 use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
-use aws_smithy_runtime_api::client::http::{
-    HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
-};
-use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
-use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
-use aws_smithy_types::body::SdkBody;
 use criterion::Criterion;
 use lambda_lock::Locks;
 use lambda_lock::embedded::{DynamoDb, Host};
 use tokio::runtime::{Builder, Runtime};
 
+use measure::canned::canned;
 use measure::{compare, print_header};
 
 const TABLE: &str = "locks";
@@ -86,8 +80,8 @@ impl Sides {
 
     /// Uses a DynamoDB with prepared answers, so that the benchmark measures the client.
     fn canned() -> Self {
-        let config = config::Builder::new().region(Region::from_static("us-east-1")).allow_no_auth();
-        Self::on(Host::over(config.endpoint_url("http://canned.invalid"), Canned).build())
+        // Answers an acquire with a row, and a release with an empty body.
+        Self::on(canned(|request| (200, if request.contains("attribute_not_exists") { ROW } else { "{}" })))
     }
 
     fn on(host: Host) -> Self {
@@ -130,30 +124,23 @@ impl Sides {
             .table_name(TABLE)
             .key("id", string(key))
             .condition_expression(
-                "attribute_not_exists(#id) OR (NOT #fence >= :fence AND NOT #withdrawn >= :fence \
-                 AND ((#status = :completed AND #expiration <= :now_seconds) \
-                   OR (#status = :in_progress AND #lease_end <= :now) \
-                   OR (#status = :in_progress AND attribute_not_exists(#lease_end) \
-                     AND #expiration <= :now_seconds)))",
+                "attribute_not_exists(#id) OR (NOT fence >= :fence AND NOT withdrawn >= :fence \
+                 AND ((#status = :completed AND expiration <= :now_seconds) \
+                   OR (#status = :in_progress AND in_progress_expiration <= :now) \
+                   OR (#status = :in_progress AND attribute_not_exists(in_progress_expiration) \
+                     AND expiration <= :now_seconds)))",
             )
             .update_expression(
-                "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
-                 #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, \
-                 #fence = :fence REMOVE #held_since",
+                "SET #status = :in_progress, #owner = :owner, holder = :holder, acquired_at = :now, \
+                 in_progress_expiration = :lease_end, expiration = :expiration, #sequence = :zero, \
+                 fence = :fence REMOVE held_since",
             )
             .return_values(ReturnValue::AllOld)
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .expression_attribute_names("#id", "id")
             .expression_attribute_names("#status", "status")
             .expression_attribute_names("#owner", "owner")
-            .expression_attribute_names("#holder", "holder")
-            .expression_attribute_names("#acquired_at", "acquired_at")
-            .expression_attribute_names("#lease_end", "in_progress_expiration")
-            .expression_attribute_names("#expiration", "expiration")
-            .expression_attribute_names("#fence", "fence")
             .expression_attribute_names("#sequence", "sequence")
-            .expression_attribute_names("#withdrawn", "withdrawn")
-            .expression_attribute_names("#held_since", "held_since")
             .expression_attribute_values(":in_progress", string("INPROGRESS"))
             .expression_attribute_values(":completed", string("COMPLETED"))
             .expression_attribute_values(":owner", string(&owner))
@@ -175,23 +162,17 @@ impl Sides {
             .table_name(TABLE)
             .key("id", string(key))
             .condition_expression(
-                "#fence = :own AND #owner = :owner AND #status = :in_progress AND NOT #sequence >= :sequence",
+                "fence = :own AND #owner = :owner AND #status = :in_progress AND NOT #sequence >= :sequence",
             )
             .update_expression(
-                "SET #fence = :fence, #released = :fence, #freed_at = :now, #lease_end = :lease_end, \
-                 #expiration = :expiration, #sequence = :sequence, #hold = :hold, #hold_deviation = :hold_deviation",
+                "SET fence = :fence, released = :fence, freed_at = :now, in_progress_expiration = :lease_end, \
+                 expiration = :expiration, #sequence = :sequence, #hold = :hold, hold_deviation = :hold_deviation",
             )
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .expression_attribute_names("#owner", "owner")
             .expression_attribute_names("#status", "status")
-            .expression_attribute_names("#fence", "fence")
-            .expression_attribute_names("#released", "released")
-            .expression_attribute_names("#freed_at", "freed_at")
             .expression_attribute_names("#sequence", "sequence")
-            .expression_attribute_names("#lease_end", "in_progress_expiration")
-            .expression_attribute_names("#expiration", "expiration")
             .expression_attribute_names("#hold", "hold")
-            .expression_attribute_names("#hold_deviation", "hold_deviation")
             .expression_attribute_values(":hold", AttributeValue::N("5.250".to_owned()))
             .expression_attribute_values(":hold_deviation", AttributeValue::N("1.050".to_owned()))
             .expression_attribute_values(":owner", AttributeValue::S(owner))
@@ -217,28 +198,10 @@ fn number(value: u128) -> AttributeValue {
     AttributeValue::N(value.to_string())
 }
 
-/// Answers an acquire with a row, and a release with an empty body.
-#[derive(Clone, Debug)]
-struct Canned;
-
 const ROW: &str = r#"{"Attributes":{"id":{"S":"ours"},"status":{"S":"INPROGRESS"},"holder":{"S":"the benchmark"},
     "owner":{"S":"0123456789abcdef0123456789abcdef"},"released":{"N":"1790000000000000"},
     "fence":{"N":"1790000000000000"},"acquired_at":{"N":"1790000000000"},"expiration":{"N":"1790086431"},
     "in_progress_expiration":{"N":"1790000031000"},"hold":{"N":"5.250"},"hold_deviation":{"N":"1.050"}}}"#;
-
-impl HttpClient for Canned {
-    fn http_connector(&self, _: &HttpConnectorSettings, _: &RuntimeComponents) -> SharedHttpConnector {
-        SharedHttpConnector::new(self.clone())
-    }
-}
-
-impl HttpConnector for Canned {
-    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
-        let acquire = request.body().bytes().unwrap().windows(20).any(|text| text == b"attribute_not_exists");
-        let body = SdkBody::from(if acquire { ROW } else { "{}" });
-        HttpConnectorFuture::ready(Ok(HttpResponse::new(200.try_into().unwrap(), body)))
-    }
-}
 
 fn print_costs(runtime: &Runtime, embedded: &Sides, pairs: usize) {
     let canned = Sides::canned();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
-use super::names::{DATA, LEASE_END};
+use super::names::{DATA, RESERVED_WORDS};
 use crate::clock::micros;
 use crate::holder::Data;
 
@@ -475,15 +475,22 @@ impl<'e> Placeholders<'e> {
     }
 
     fn write_path(&mut self, Path { name, entry }: &'e Path, text: &mut String) {
-        let (placeholder, attribute) = match name {
-            Name::Fixed(LEASE_END) => ("lease_end", LEASE_END),
-            Name::Fixed(name) => (*name, *name),
-            Name::Named(named) => (&*named.0, &*named.1),
-        };
-        write_placeholder(&mut self.names, '#', placeholder, attribute, text);
+        match name {
+            Name::Fixed(name) => self.write_name(name, text),
+            Name::Named(named) => write_placeholder(&mut self.names, '#', &named.0, &*named.1, text),
+        }
         if let Some(entry) = entry {
             text.push('.');
-            write_placeholder(&mut self.names, '#', entry, *entry, text);
+            self.write_name(entry, text);
+        }
+    }
+
+    /// Writes the name itself if it may stand in an expression: each placeholder makes the request longer.
+    fn write_name(&mut self, name: &'static str, text: &mut String) {
+        if RESERVED_WORDS.contains(&name) {
+            write_placeholder(&mut self.names, '#', name, name, text);
+        } else {
+            text.push_str(name);
         }
     }
 
@@ -541,7 +548,7 @@ mod tests {
         ]));
         assert_eq!(
             text,
-            "attribute_not_exists(#owner) OR (#status = :completed AND NOT (attribute_exists(#fence) OR \
+            "attribute_not_exists(#owner) OR (#status = :completed AND NOT (attribute_exists(fence) OR \
              attribute_exists(#owner)))"
         );
     }
@@ -549,7 +556,7 @@ mod tests {
     #[test]
     fn one_name_for_two_values_becomes_two_placeholders() {
         let (text, rendered) = rendered(&all([FENCE.above(count("n", 1_u8)), FENCE.below(count("n", 2_u8))]));
-        assert_eq!(text, "#fence > :n AND #fence < :n2");
+        assert_eq!(text, "fence > :n AND fence < :n2");
         assert_eq!(rendered.values.unwrap().get(":n2"), Some(&number(2_u8)));
     }
 
@@ -610,8 +617,8 @@ mod tests {
         let update = update.when(FENCE.exists()).set(FENCE, To::next(FENCE, count("now", 9_u8))).render();
         assert_eq!(
             update.update.as_deref(),
-            Some("SET #expiration = :end, #fence = if_not_exists(#fence, :now) + :one REMOVE #data")
+            Some("SET expiration = :end, fence = if_not_exists(fence, :now) + :one REMOVE #data")
         );
-        assert_eq!(update.condition.as_deref(), Some("attribute_exists(#owner) AND attribute_exists(#fence)"));
+        assert_eq!(update.condition.as_deref(), Some("attribute_exists(#owner) AND attribute_exists(fence)"));
     }
 }

@@ -80,6 +80,10 @@ pub(super) mod permit {
     pub(crate) const NONCE: &str = "nonce";
 }
 
+/// The names that are words of DynamoDB's expressions, so that a placeholder has to stand for them.
+pub(super) const RESERVED_WORDS: [&str; 9] =
+    [STATUS, OWNER, SEQUENCE, DATA, ERROR, HOLD, permit::NUMBER, permit::HOLDER, permit::LEASE_END];
+
 const RESERVED: [&str; 26] = [
     STATUS,
     LEASE_END,

@@ -1,5 +1,7 @@
 //! Ratios to the bare SDK. The two sides take turns in one run, so that load on the machine slows both.
 
+pub(crate) mod canned;
+
 use std::alloc::System;
 use std::time::Instant;
 
