@@ -17,6 +17,7 @@ use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
 use aws_smithy_http_client::{Builder, ConnectorBuilder};
 use aws_smithy_runtime_api::box_error::BoxError;
 use aws_smithy_runtime_api::client::connector_metadata::ConnectorMetadata;
+use aws_smithy_runtime_api::client::dns::ResolveDnsError;
 use aws_smithy_runtime_api::client::http::{
     HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpClient, SharedHttpConnector,
 };
@@ -358,7 +359,7 @@ impl HttpConnector for Naming<SharedHttpConnector> {
                 }
                 let host = uri.split("://").nth(1).and_then(|rest| rest.split(['/', ':']).next()).unwrap_or(&uri);
                 let why = format!("no address of the host `{}`: {}", printable(host), root_of(&error));
-                ConnectorError::io(why.into()).never_connected()
+                ConnectorError::io(Box::new(ResolveDnsError::new(why))).never_connected()
             })
         })
     }

@@ -52,8 +52,6 @@ pub(crate) struct Settings {
     pub(crate) lease: Duration,
     pub(crate) holder: String,
     pub(crate) enabled: bool,
-    /// That of the caller. The table has one of its own, on the same connections.
-    client: Client,
     /// The number of background requests in progress.
     pub(crate) in_background: watch::Sender<usize>,
     /// The locks that are held.
@@ -66,9 +64,11 @@ impl Locks {
     /// Use [`Locks::client`] for your own requests, because then they share a connection with those of the locks. The client
     /// that you pass shares it only if its configuration names an HTTP client, as that of [`client_config`] does.
     pub fn builder(client: Client, table: impl Into<String>) -> LocksBuilder {
+        let caller = with_http_client(client);
         LocksBuilder {
             table: Table {
-                client: with_http_client(client),
+                client: for_locks(&caller),
+                caller,
                 name: table.into(),
                 partition_key: row::DEFAULT_PARTITION_KEY.to_owned(),
                 sort_key: None,
@@ -130,7 +130,7 @@ impl Locks {
     /// other timeouts.
     #[must_use]
     pub fn client(&self) -> &Client {
-        &self.0.client
+        &self.0.table.caller
     }
 
     /// Returns the name or ARN of the table.
@@ -421,8 +421,7 @@ impl LocksBuilder {
         }
         Ok(Locks(Arc::new(Settings {
             clock: Clock::new(self.table.client.config().time_source()),
-            table: Table { client: for_locks(&self.table.client), ..self.table },
-            client: self.table.client,
+            table: self.table,
             lease: self.lease,
             holder,
             enabled: self.enabled,

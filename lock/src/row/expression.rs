@@ -532,7 +532,7 @@ fn write_placeholder<'e, T: PartialEq>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::names::{EXPIRATION, FENCE, OWNER, STATUS, permit};
+    use super::super::names::{EXPIRATION, FENCE, LEASE_END, OWNER, STATUS, permit};
     use super::*;
 
     fn rendered(condition: &Condition<'_>) -> (String, Rendered) {

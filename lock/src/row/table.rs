@@ -21,6 +21,8 @@ pub(super) type Item = HashMap<String, AttributeValue>;
 #[derive(Clone)]
 pub(crate) struct Table {
     pub(crate) client: Client,
+    /// The client of the caller, on whose connections `client` sends.
+    pub(crate) caller: Client,
     pub(crate) name: String,
     pub(crate) partition_key: String,
     /// The name of the sort key and a fixed value, if the table has one.
@@ -36,11 +38,12 @@ pub(crate) struct Table {
     pub(crate) has_strong_regions: bool,
 }
 
-/// Omits the client, which prints its whole configuration.
+/// Omits the clients, which print their whole configuration.
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             client: _,
+            caller: _,
             name,
             partition_key,
             sort_key,

@@ -96,9 +96,9 @@ fn a_signal_before_the_answer_withdraws_the_acquire() {
     command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", &endpoint, "--", "echo", "ran"]);
     command.envs(credentials());
     let process = Process::start(command);
-    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#lease_end = :lease_end"));
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("in_progress_expiration = :lease_end"));
     process.signal(Signal::TERM);
-    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#withdrawn = :withdrawn"));
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("withdrawn = :withdrawn"));
     assert_eq!(process.outcome().expect_code(128 + 15).stdout, "");
 }
 
@@ -110,7 +110,7 @@ fn the_program_waits_for_the_answer_to_its_withdrawal() {
     let process = Process::start(command);
     requests.recv_timeout(PATIENCE).unwrap();
     process.signal(Signal::TERM);
-    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#withdrawn = :withdrawn"));
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("withdrawn = :withdrawn"));
     let asked = Instant::now();
     process.outcome().expect_code(128 + 15);
     assert!(asked.elapsed() + Duration::from_millis(200) >= SLOWLY, "{:?}", asked.elapsed());
@@ -125,9 +125,9 @@ fn an_unanswered_acquire_is_withdrawn_before_the_end() {
     let process = Process::start(command);
     // The client's attempts.
     for _ in 0..6 {
-        assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#fence = :number"));
+        assert!(requests.recv_timeout(PATIENCE).unwrap().contains("fence = :number"));
     }
-    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#withdrawn = :withdrawn"));
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("withdrawn = :withdrawn"));
     let asked = Instant::now();
     process.outcome().expect_code(69).expect_sentence(&["DynamoDB did not answer"]).expect_stdout("");
     assert!(asked.elapsed() + Duration::from_millis(200) >= SLOWLY, "{:?}", asked.elapsed());
