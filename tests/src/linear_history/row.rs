@@ -1,177 +1,196 @@
-//! What the row of a key is, one request after the other, in the words of the protocol and without its expressions. A request says
-//! here what it is meant to do; whether its condition says so, too, is what the checker finds out.
+//! What rows are, one request after the other, in the words of the protocol and without its expressions. A request says here what
+//! it is meant to do; whether its condition says so, too, is what the checker finds out.
+
+#[path = "row/key.rs"]
+mod key;
+#[path = "row/place.rs"]
+mod place;
+#[path = "row/rate.rs"]
+mod rate;
+#[path = "row/semaphore.rs"]
+mod semaphore;
 
 use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use serde_json::Value;
 use stateright::semantics::SequentialSpec;
 
-use crate::request::{LEASE_END, Purpose, Write};
+use crate::request::expression::{Comparison, Condition};
+use crate::request::{Purpose, Request, Write};
+use key::Key;
+use rate::Rate;
+use semaphore::Semaphore;
 
-/// The attributes that say who has the key.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct State {
-    owner: String,
-    /// The last number that the row has accepted.
-    fence: u64,
-    /// The number of the last release.
-    released: u64,
-    withdrawn: u64,
-    /// The end of the lease, in milliseconds.
-    end: u64,
-    sequence: u64,
-    /// The process that used up the last ticket.
-    resumed: String,
-}
-
-impl State {
-    pub(super) fn of(item: &Value) -> Self {
-        let number = |name: &str| item[name]["N"].as_str().map_or(0, |number| number.parse().unwrap());
-        let text = |name: &str| item[name]["S"].as_str().unwrap_or_default().to_owned();
-        Self {
-            owner: text("owner"),
-            fence: number("fence"),
-            released: number("released"),
-            withdrawn: number("withdrawn"),
-            end: number(LEASE_END),
-            sequence: number("sequence"),
-            resumed: text("resumed"),
-        }
-    }
-
-    /// The lock of a ticket with this sequence, which nobody has used since.
-    fn is_of_ticket(&self, ticket: &Ticket) -> bool {
-        self.is_of(&ticket.owner, ticket.own) && self.end > ticket.now && self.sequence <= ticket.sequence
-    }
-
-    fn is_of(&self, owner: &str, fence: u64) -> bool {
-        self.owner == owner && self.fence == fence
-    }
-}
-
-/// What a request with a ticket knows of the lock.
+/// A row that is there.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Ticket {
-    owner: String,
-    own: u64,
-    /// The lease has to end after this.
-    now: u64,
-    sequence: u64,
+struct Row {
+    kind: Kind,
+    /// The time, in seconds, after which DynamoDB deletes it. For a completed record, it is the end of its window.
+    expiration: u64,
 }
 
-/// A request to the row.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Operation {
+enum Kind {
+    Key(Key),
+    Semaphore(Semaphore),
+    Rate(Rate),
+}
+
+impl Row {
+    /// The row that an answer shows. The embedded engine shows the key of a row that was not there.
+    fn of(item: &Value) -> Option<Self> {
+        let kind = match item["status"]["S"].as_str()? {
+            "SEMAPHORE" => Kind::Semaphore(Semaphore::of(item)),
+            "RATE" => Kind::Rate(Rate::of(item)),
+            _ => Kind::Key(Key::of(item)),
+        };
+        Some(Self { kind, expiration: number_in(item, "expiration") })
+    }
+}
+
+/// What a request wants of one row.
+#[derive(Clone, Debug, PartialEq)]
+enum Part {
+    /// It shows the row.
     Read,
-    /// A request that leaves all of [`State`] as it is, and may be rejected at any time: a place in the queue.
-    Other,
-    Acquire {
-        owner: String,
-        number: u64,
-        now: u64,
-        end: u64,
-        /// A waiter also leaves a free key to those ahead of it.
-        leaves_it: bool,
+    /// It leaves all of the row that is specified as it is: a place in the queue, a reservation, the caller's own write.
+    Other {
+        may_be_rejected: bool,
     },
-    Renew {
-        owner: String,
-        own: u64,
-        now: u64,
-        end: u64,
-        sequence: u64,
-    },
-    Release {
-        owner: String,
-        own: u64,
-        number: u64,
-        end: u64,
-        sequence: u64,
-    },
-    /// Uses a ticket up.
-    Resume {
-        ticket: Ticket,
-        by: String,
-    },
-    /// Moves the end of a ticket's lease to a later time.
-    RenewByTicket {
-        ticket: Ticket,
-        end: u64,
-    },
-    /// Uses up all earlier sequences of a ticket whose lease ends late enough.
-    KeepByTicket {
-        ticket: Ticket,
-        end: u64,
-    },
-    /// Frees the key for others than its owner.
-    Free {
-        owner: String,
-        seen: u64,
-        number: u64,
-        now: u64,
-    },
-    /// Gives up the numbers up to this one.
-    Withdraw {
-        number: u64,
-    },
-    /// The same, if there is no row.
-    WithdrawWithoutRow {
-        owner: String,
-        number: u64,
+    Change {
+        change: Change,
+        expiration: Option<u64>,
     },
 }
 
-impl Operation {
-    /// What an update is meant to do.
-    pub(super) fn of(write: &Write) -> Self {
-        let number = |name: &str| write.number(name).unwrap_or_else(|| panic!("no {name} in {write:?}"));
-        let compared = |name: &str| write.compared(name).unwrap_or_else(|| panic!("no {name} in {write:?}"));
-        let owner = write.owner.clone();
-        let ticket =
-            |sequence| Ticket { owner: owner.clone(), own: compared("fence"), now: compared(LEASE_END), sequence };
-        match write.purpose {
-            Purpose::Resume => {
-                let by = write.text("resumed").unwrap_or_default().to_owned();
-                Self::Resume { ticket: ticket(number("sequence") - 1), by }
-            }
-            Purpose::RenewByTicket => {
-                Self::RenewByTicket { ticket: ticket(number("sequence")), end: number(LEASE_END) }
-            }
-            Purpose::KeepByTicket => {
-                let end = write.equals(LEASE_END).unwrap_or_else(|| panic!("no end in {write:?}"));
-                Self::KeepByTicket { ticket: ticket(number("sequence")), end }
-            }
-            Purpose::Acquire => Self::Acquire {
-                owner,
-                number: number("fence"),
-                now: number("acquired_at"),
-                end: number(LEASE_END),
-                leaves_it: ["head", "freed_at", "reserved_until"].iter().any(|name| write.mentions(name)),
-            },
-            Purpose::Renew => Self::Renew {
-                owner,
-                own: compared("fence"),
-                now: compared(LEASE_END),
-                end: number(LEASE_END),
-                sequence: number("sequence"),
-            },
-            Purpose::Release => Self::Release {
-                owner,
-                own: compared("fence"),
-                number: number("fence"),
-                end: number(LEASE_END),
-                sequence: number("sequence"),
-            },
-            Purpose::Free => {
-                Self::Free { owner, seen: compared("fence"), number: number("fence"), now: compared(LEASE_END) }
-            }
-            Purpose::Withdraw if write.sets("owner").is_some() => {
-                Self::WithdrawWithoutRow { owner, number: number("fence") }
-            }
-            Purpose::Withdraw => Self::Withdraw { number: number("withdrawn") },
-            Purpose::Join | Purpose::Look => Self::Other,
-            other => panic!("these histories have no {other:?}"),
+#[derive(Clone, Debug, PartialEq)]
+enum Change {
+    Key(key::Change),
+    Semaphore(semaphore::Change),
+    Rate(rate::Call),
+}
+
+impl Part {
+    fn of(write: &Write) -> Self {
+        let change = match write.purpose {
+            Purpose::Look => return Self::Read,
+            Purpose::Join | Purpose::Reserve => return Self::Other { may_be_rejected: true },
+            Purpose::Own => return Self::Other { may_be_rejected: write.condition != Condition::True },
+            Purpose::Call => Change::Rate(rate::Call::of(write)),
+            _ if semaphore::is_meant(write) => Change::Semaphore(semaphore::Change::of(write)),
+            _ => Change::Key(key::Change::of(write)),
+        };
+        Self::Change { change, expiration: write.number("expiration") }
+    }
+
+    /// The row after this if it accepts it. `None` if it must reject it.
+    fn accepted(&self, row: Option<&Row>) -> Option<Option<Row>> {
+        let (change, expiration) = match self {
+            Self::Read => return None,
+            Self::Other { .. } => return Some(row.cloned()),
+            Self::Change { change, expiration } => (change, expiration),
+        };
+        let stays_until = row.map_or(0, |row| row.expiration);
+        let kind = match (change, row.map(|row| &row.kind)) {
+            (Change::Key(change), None) => Kind::Key(change.accepted(None, stays_until)?),
+            (Change::Key(change), Some(Kind::Key(key))) => Kind::Key(change.accepted(Some(key), stays_until)?),
+            (Change::Semaphore(change), None) => Kind::Semaphore(change.accepted(None)?),
+            (Change::Semaphore(change), Some(Kind::Semaphore(row))) => Kind::Semaphore(change.accepted(Some(row))?),
+            (Change::Rate(call), None) => Kind::Rate(call.accepted(None)?),
+            (Change::Rate(call), Some(Kind::Rate(rate))) => Kind::Rate(call.accepted(Some(rate))?),
+            // A row of another kind.
+            _ => return None,
+        };
+        Some(Some(Row { kind, expiration: expiration.unwrap_or(stays_until) }))
+    }
+
+    /// A row may reject it although it could accept it.
+    fn may_be_rejected(&self) -> bool {
+        match self {
+            Self::Read => true,
+            Self::Other { may_be_rejected } => *may_be_rejected,
+            Self::Change { change: Change::Key(change), .. } => change.may_be_rejected(),
+            Self::Change { change: Change::Semaphore(change), .. } => change.may_be_rejected(),
+            Self::Change { change: Change::Rate(_), .. } => false,
         }
+    }
+}
+
+/// A request, with what it wants of each row. All rows accept it, or none changes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Asked {
+    /// By row. What is the caller's own has no name.
+    parts: Vec<(String, Part)>,
+    /// A repetition of a transaction has the same.
+    token: Option<String>,
+}
+
+impl Asked {
+    /// Returns `None` if it says nothing about a row.
+    pub(super) fn parse(operation: &str, request: &Value) -> Option<Self> {
+        let row = |request: &Value| format!("{} {}", request["TableName"].as_str().unwrap_or_default(), request["Key"]);
+        let parts = match operation {
+            "GetItem" if request["ConsistentRead"] == true => vec![(row(request), Part::Read)],
+            "UpdateItem" => {
+                let parsed = Request::parse(operation, request);
+                let write = parsed.writes.first().filter(|write| write.purpose != Purpose::Own)?;
+                vec![(row(request), Part::of(write))]
+            }
+            "TransactWriteItems" => {
+                let parsed = Request::parse(operation, request);
+                let items = request["TransactItems"].as_array()?.iter().zip(&parsed.writes);
+                let part = |(item, write): (&Value, &Write)| match item.get("Update") {
+                    Some(update) if write.purpose != Purpose::Own => (row(update), Part::of(write)),
+                    Some(_) => (String::new(), Part::of(write)),
+                    // A check of the caller's own, or another write.
+                    None => (String::new(), Part::Other { may_be_rejected: true }),
+                };
+                items.map(part).collect()
+            }
+            _ => return None,
+        };
+        Some(Self { parts, token: request["ClientRequestToken"].as_str().map(str::to_owned) })
+    }
+
+    /// The rows that this is about.
+    pub(super) fn rows(&self) -> impl Iterator<Item = &String> {
+        self.parts.iter().map(|(row, _)| row).filter(|row| !row.is_empty())
+    }
+
+    pub(super) fn changes_nothing(&self) -> bool {
+        !self.parts.iter().any(|(_, part)| matches!(part, Part::Change { .. }))
+    }
+
+    pub(super) fn may_be_rejected(&self) -> bool {
+        self.parts.iter().any(|(_, part)| part.may_be_rejected())
+    }
+
+    /// What an answer of the rows says.
+    pub(super) fn answer(&self, operation: &str, request: &Value, status: u16, body: &Value) -> Answer {
+        let is_accepted = Some(status == 200 && operation != "GetItem");
+        let before = |item: &Value| Shown::Before(Row::of(item));
+        if operation == "TransactWriteItems" {
+            let reasons = body["CancellationReasons"].as_array();
+            let reason = |index: usize| reasons.and_then(|reasons| reasons.get(index)).unwrap_or(&Value::Null);
+            let shown = |index: usize| match &reason(index)["Item"] {
+                item if item["status"].is_object() => before(item),
+                _ => Shown::Nothing,
+            };
+            let is_willing = |index: usize| reason(index)["Code"] != "ConditionalCheckFailed";
+            let all = 0..self.parts.len();
+            let (willing, shown) = (all.clone().map(is_willing).collect(), all.map(shown).collect());
+            return Answer { is_accepted, willing, shown };
+        }
+        let shown = match (operation, status, request["ReturnValues"].as_str()) {
+            ("GetItem", ..) => before(&body["Item"]),
+            (_, 200, Some("ALL_OLD")) => before(&body["Attributes"]),
+            (_, 200, Some("ALL_NEW" | "UPDATED_NEW")) => Shown::After(Row::of(&body["Attributes"])),
+            (_, 400, _) if request["ReturnValuesOnConditionCheckFailure"] == "ALL_OLD" => before(&body["Item"]),
+            _ => Shown::Nothing,
+        };
+        Answer { is_accepted, willing: vec![status == 200 && operation != "GetItem"], shown: vec![shown] }
     }
 }
 
@@ -180,124 +199,167 @@ impl Operation {
 pub(super) struct Answer {
     /// `None` if the answer was lost.
     pub(super) is_accepted: Option<bool>,
-    pub(super) row: Shown,
+    /// Whether each row would have accepted its part. Empty if the answer was lost.
+    willing: Vec<bool>,
+    shown: Vec<Shown>,
 }
 
-/// What an answer shows of the row before the request.
+impl Answer {
+    /// Whether it shows this many rows.
+    pub(super) fn shows(&self, rows: usize) -> bool {
+        self.shown.len() == rows && !self.shown.contains(&Shown::Nothing)
+    }
+
+    pub(super) fn lost(asked: &Asked) -> Self {
+        Self { is_accepted: None, willing: Vec::new(), shown: vec![Shown::Nothing; asked.parts.len()] }
+    }
+}
+
+/// What an answer shows of a row: the row before or after the request, or that there was none.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Shown {
+enum Shown {
     Nothing,
-    /// The row, or that there was none.
-    Row(Option<State>),
+    Before(Option<Row>),
+    After(Option<Row>),
 }
 
-/// A row, and how many steps the checker may still try.
+/// Some rows, and how many steps the checker may still try.
 #[derive(Clone, Debug)]
-pub(super) struct Row {
-    state: Option<State>,
+pub(super) struct Rows {
+    rows: BTreeMap<String, Option<Row>>,
+    /// The transactions that were applied. DynamoDB recognises their repetitions.
+    tokens: BTreeSet<String>,
     steps: Rc<Cell<u64>>,
 }
 
-impl Row {
-    /// A key that nobody has had.
-    pub(super) fn new(steps: &Rc<Cell<u64>>) -> Self {
-        Self { state: None, steps: Rc::clone(steps) }
+impl Rows {
+    /// Keys that nobody has had.
+    pub(super) fn none(keys: Vec<String>) -> Self {
+        let rows = keys.into_iter().map(|key| (key, None)).collect();
+        Self { rows, tokens: BTreeSet::new(), steps: Rc::default() }
     }
 
-    /// The state after the operation if the row accepts it. `None` if the row must reject it.
-    fn accepted(&self, operation: &Operation) -> Option<State> {
-        let state = self.state.as_ref();
-        match operation {
-            Operation::Read | Operation::Other => None,
-            Operation::Acquire { owner, number, now, end, .. } => {
-                let is_free = state.is_none_or(|row| *number > row.fence && *number > row.withdrawn && row.end <= *now);
-                let before = state.cloned().unwrap_or_default();
-                let after = State { owner: owner.clone(), fence: *number, end: *end, sequence: 0, ..before };
-                is_free.then_some(after)
-            }
-            Operation::Renew { owner, own, now, end, sequence } => {
-                let row = state.filter(|row| row.is_of(owner, *own) && row.end > *now && row.sequence < *sequence)?;
-                Some(State { end: *end, sequence: *sequence, ..row.clone() })
-            }
-            Operation::Release { owner, own, number, end, sequence } => {
-                let is_again = |row: &State| row.is_of(owner, *number) && row.released == *number;
-                let row = state.filter(|row| row.is_of(owner, *own) || is_again(row))?;
-                let after = State { fence: *number, released: *number, end: *end, sequence: *sequence, ..row.clone() };
-                (row.sequence < *sequence).then_some(after)
-            }
-            Operation::Resume { ticket, by } => {
-                let row = state.filter(|row| row.is_of_ticket(ticket))?;
-                Some(State { sequence: ticket.sequence + 1, resumed: by.clone(), ..row.clone() })
-            }
-            Operation::RenewByTicket { ticket, end } => {
-                let row = state.filter(|row| row.is_of_ticket(ticket) && row.end < *end)?;
-                Some(State { end: *end, sequence: ticket.sequence, ..row.clone() })
-            }
-            Operation::KeepByTicket { ticket, end } => {
-                let row = state.filter(|row| row.is_of_ticket(ticket) && row.end == *end)?;
-                Some(State { sequence: ticket.sequence, ..row.clone() })
-            }
-            Operation::Free { owner, seen, number, now } => {
-                let is_free = |row: &State| row.released == row.fence && row.end <= *now;
-                let row = state.filter(|row| row.is_of(owner, *seen) && !is_free(row))?;
-                Some(State { fence: *number, released: *number, end: 1, ..row.clone() })
-            }
-            Operation::Withdraw { number } => {
-                let row = state.filter(|row| row.withdrawn < *number)?;
-                Some(State { withdrawn: *number, ..row.clone() })
-            }
-            Operation::WithdrawWithoutRow { owner, number } => state.is_none().then(|| State {
-                owner: owner.clone(),
-                fence: *number,
-                released: *number,
-                end: 1,
-                ..State::default()
-            }),
+    /// The rows before this, if its answer shows them.
+    pub(super) fn shown(asked: &Asked, answer: &Answer) -> Option<Self> {
+        let shown = asked.parts.iter().zip(&answer.shown).map(|((key, _), shown)| match shown {
+            Shown::Before(row) => Some((key.clone(), row.clone())),
+            _ => None,
+        });
+        Some(Self { rows: shown.collect::<Option<_>>()?, ..Self::none(Vec::new()) })
+    }
+
+    pub(super) fn counting(self, steps: &Rc<Cell<u64>>) -> Self {
+        Self { steps: Rc::clone(steps), ..self }
+    }
+
+    /// What each part of the request leaves, if the row accepts it.
+    fn after(&self, asked: &Asked) -> Vec<Option<Option<Row>>> {
+        asked.parts.iter().map(|(key, part)| part.accepted(self.row(key).as_ref())).collect()
+    }
+
+    fn row(&self, key: &str) -> &Option<Row> {
+        self.rows.get(key).unwrap_or(&None)
+    }
+
+    fn apply(&mut self, asked: &Asked, after: Vec<Option<Option<Row>>>) {
+        for ((key, _), after) in asked.parts.iter().zip(after).filter(|((key, _), _)| !key.is_empty()) {
+            self.rows.insert(key.clone(), after.flatten());
         }
-    }
-
-    /// The row may reject what it could accept.
-    pub(super) fn may_reject(operation: &Operation) -> bool {
-        matches!(
-            operation,
-            // A withdrawal also asks for how long the row stays.
-            Operation::Other
-                | Operation::Read
-                | Operation::Withdraw { .. }
-                | Operation::Acquire { leaves_it: true, .. }
-        )
+        self.tokens.extend(asked.token.clone());
     }
 }
 
-impl SequentialSpec for Row {
-    type Op = Operation;
-    type Ret = Answer;
+impl SequentialSpec for Rows {
+    type Op = Rc<Asked>;
+    type Ret = Rc<Answer>;
 
-    fn invoke(&mut self, operation: &Operation) -> Answer {
-        self.steps.set(self.steps.get().saturating_sub(1));
-        let row = Shown::Row(self.state.clone());
-        let after = self.accepted(operation);
-        let is_accepted = Some(after.is_some());
-        self.state = after.or(self.state.take());
-        Answer { is_accepted, row }
+    fn invoke(&mut self, asked: &Rc<Asked>) -> Rc<Answer> {
+        let shown = asked.parts.iter().map(|(key, _)| Shown::Before(self.row(key).clone())).collect();
+        let after = self.after(asked);
+        let willing: Vec<_> = after.iter().map(Option::is_some).collect();
+        let is_accepted = !willing.contains(&false);
+        if is_accepted {
+            self.apply(asked, after);
+        }
+        Rc::new(Answer { is_accepted: Some(is_accepted), willing, shown })
     }
 
-    fn is_valid_step(&mut self, operation: &Operation, answer: &Answer) -> bool {
+    fn is_valid_step(&mut self, asked: &Rc<Asked>, answer: &Rc<Answer>) -> bool {
         self.steps.set(self.steps.get().saturating_sub(1));
-        let is_as_shown = match &answer.row {
-            Shown::Row(row) => *row == self.state,
-            Shown::Nothing => true,
-        };
-        if self.steps.get() == 0 || !is_as_shown {
+        if self.steps.get() == 0 {
             return false;
         }
-        match (answer.is_accepted, self.accepted(operation)) {
-            (Some(true) | None, Some(after)) => self.state = Some(after),
-            // A place and a read leave the row as it is.
-            (Some(true), None) => return matches!(operation, Operation::Other | Operation::Read),
-            (Some(false), Some(_)) => return Self::may_reject(operation),
-            (Some(false) | None, None) => {}
+        if answer.is_accepted != Some(false) && asked.token.as_ref().is_some_and(|token| self.tokens.contains(token)) {
+            return true;
+        }
+        let after = self.after(asked);
+        let parts = || asked.parts.iter().zip(&after);
+        let is_as_shown = parts().zip(&answer.shown).all(|(((key, _), after), shown)| match shown {
+            Shown::Nothing => true,
+            Shown::Before(row) => row == self.row(key),
+            Shown::After(row) => after.as_ref() == Some(row),
+        });
+        // A row that could accept its part may reject it in some cases. One that must reject it may not accept it.
+        let is_as_answered = parts().zip(&answer.willing).all(|(((_, part), after), is_willing)| match after {
+            Some(_) => *is_willing || part.may_be_rejected(),
+            None => !is_willing,
+        });
+        if !is_as_shown || !is_as_answered {
+            return false;
+        }
+        let could_be_accepted = after.iter().all(Option::is_some);
+        match answer.is_accepted {
+            Some(true) | None if could_be_accepted => self.apply(asked, after),
+            Some(true) => return false,
+            Some(false) if could_be_accepted && !asked.may_be_rejected() => return false,
+            Some(false) | None => {}
         }
         true
     }
+}
+
+// What a request says
+
+/// The number of this attribute, or 0.
+fn number_in(item: &Value, name: &str) -> u64 {
+    item[name]["N"].as_str().and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
+fn text_in(item: &Value, name: &str) -> String {
+    item[name]["S"].as_str().unwrap_or_default().to_owned()
+}
+
+/// The number that the request sets this to.
+#[track_caller]
+fn set(write: &Write, name: &str) -> u64 {
+    write.number(name).unwrap_or_else(|| panic!("it sets no {name}: {write:?}"))
+}
+
+/// The number that the request compares this with.
+#[track_caller]
+fn compared(write: &Write, name: &str) -> u64 {
+    write.compared(name).unwrap_or_else(|| panic!("it compares no {name}: {write:?}"))
+}
+
+/// The text that the request wants this to be.
+fn text_compared(write: &Write, name: &str) -> String {
+    let leaves = write.condition.leaves();
+    let mut texts = leaves.into_iter().filter_map(|term| match term {
+        Condition::Compare(path, Comparison::Equal, text) if path.name() == name => text.value()?["S"].as_str(),
+        _ => None,
+    });
+    texts.next().unwrap_or_default().to_owned()
+}
+
+/// The bounds between which the request wants this to be.
+#[track_caller]
+fn bounds(write: &Write, name: &str) -> (u64, u64) {
+    let leaves = write.condition.leaves();
+    let mut bounds = leaves.into_iter().filter_map(|term| match term {
+        Condition::Between(path, from, to) if path.name() == name => {
+            from.number_in(&Value::Null).zip(to.number_in(&Value::Null))
+        }
+        _ => None,
+    });
+    bounds.next().unwrap_or_else(|| panic!("it has no bounds of {name}: {write:?}"))
 }

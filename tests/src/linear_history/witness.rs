@@ -11,26 +11,22 @@ use aws_smithy_types::config_bag::{Storable, StoreReplace};
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::Value;
 
-/// Something that a client saw, or that the network did.
-#[derive(Clone, Debug)]
-pub(super) enum Seen {
-    /// A request was sent. Its number is its position.
-    Sent { operation: String, request: Value },
-    /// The answer to the request of this number arrived.
-    Answered { number: usize, status: u16, body: Value },
-    /// A request reached the row, and was accepted or rejected. If one does so more often than it was sent, the network has
-    /// repeated it.
-    Arrived { request: Value },
-}
+use super::judge::{Seen, is_of_the_rows};
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Witness {
     seen: Arc<Mutex<Vec<Seen>>>,
     /// The request that arrives, as it was sent. A mutation changes it afterwards.
     arriving: Arc<Mutex<Value>>,
+    /// DynamoDB has forgotten the tokens of transactions when they are repeated.
+    forgets_tokens: bool,
 }
 
 impl Witness {
+    pub(super) fn new(forgets_tokens: bool) -> Self {
+        Self { seen: Arc::default(), arriving: Arc::default(), forgets_tokens }
+    }
+
     pub(super) fn seen(&self) -> MutexGuard<'_, Vec<Seen>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -38,12 +34,12 @@ impl Witness {
     fn arriving(&self) -> MutexGuard<'_, Value> {
         self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// Whether an answer is one of the row: not that of a throttled request, or of one that meets a transaction.
-pub(super) fn is_of_the_row(status: u16, body: &Value) -> bool {
-    let is_rejected = || body["__type"].as_str().is_some_and(|of| of.ends_with("ConditionalCheckFailedException"));
-    status == 200 || (status == 400 && is_rejected())
+    fn forget_token(&self, request: &mut Value) {
+        if let Some(request) = request.as_object_mut().filter(|_| self.forgets_tokens) {
+            request.remove("ClientRequestToken");
+        }
+    }
 }
 
 /// The number of a request, between its transmission and its answer.
@@ -72,7 +68,8 @@ impl config::Intercept for Witness {
     ) -> Result<(), BoxError> {
         let target = context.request().headers().get("x-amz-target").unwrap_or_default();
         let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
-        let request = json(context.request().body().bytes());
+        let mut request = json(context.request().body().bytes());
+        self.forget_token(&mut request);
         let mut seen = self.seen();
         bag.interceptor_state().store_put(Number(seen.len()));
         seen.push(Seen::Sent { operation, request });
@@ -97,13 +94,14 @@ impl config::Intercept for Witness {
 /// What arrives.
 impl Intercept for Witness {
     fn request(&self, _: &str, request: &mut Value) {
+        self.forget_token(request);
         *self.arriving() = request.clone();
     }
 
     fn answer(&self, _: &str, _: &Value, answer: &mut Answer) {
-        if is_of_the_row(answer.status, &answer.body) {
+        if is_of_the_rows(answer.status, &answer.body) {
             let request = self.arriving().take();
-            self.seen().push(Seen::Arrived { request });
+            self.seen().push(Seen::Arrived { request, status: answer.status });
         }
     }
 }
