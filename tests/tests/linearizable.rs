@@ -27,3 +27,27 @@ fn each_history_has_an_order_in_which_the_rows_give_every_answer() {
         assert!(left_out <= verdicts.len() / 4, "{left_out} of {} were left out", verdicts.len());
     }
 }
+
+fn is_found(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::NotLinearizable(_) | Verdict::Overlap(_))
+}
+
+#[test]
+#[ignore = "it only prints which history shows each planted mistake first, of `LOCK_HISTORIES` for each"]
+fn which_history_shows_a_planted_mistake_first() {
+    let count = variable("LOCK_HISTORIES").unwrap_or(1000);
+    for kind in Kind::ALL {
+        let found = on_all_cores(0..kind.mutations().len() as u64, |index| {
+            let mutation = kind.mutations()[usize::try_from(index).unwrap()];
+            let mut left = 0;
+            let first = (0..count).find_map(|seed| {
+                let verdict = check(kind, seed, Some(mutation));
+                left += usize::from(matches!(verdict, Verdict::LeftOut(_)));
+                is_found(&verdict).then_some((seed, matches!(verdict, Verdict::Overlap(_))))
+            });
+            println!("{kind:?} {} {first:?} left {left}", mutation.name);
+            (mutation.name, first)
+        });
+        assert!(!found.is_empty());
+    }
+}

@@ -147,9 +147,13 @@ fn windowed(seen: &[Seen]) -> Vec<Windowed> {
             continue;
         }
         let answer = asked.answer(operation, request, *status, body);
-        // The SDK sends a request again as it was. The arrival that was answered is the first one of its window.
+        // The SDK sends a request again as it was. The arrival that was answered is the first one of its window with this answer.
         let arrivals = arrivals.entry(request.to_string()).or_default();
-        let arrived = arrivals.iter().position(|(arrived, _)| (*sent..*applied).contains(arrived));
+        let is_within = |arrived: &usize| (*sent..*applied).contains(arrived);
+        let is_answered = |(arrived, is_accepted): &(usize, bool)| is_within(arrived) && *is_accepted == (*status == 200);
+        let arrived = arrivals.iter().position(is_answered);
+        // A mutation changes the answer.
+        let arrived = arrived.or_else(|| arrivals.iter().position(|(arrived, _)| is_within(arrived)));
         let arrived = arrived.map_or(*applied, |index| arrivals.remove(index).0);
         let (was_accepted, asked) = (*status == 200, Rc::clone(asked));
         windowed.push(Windowed { sent: *sent, applied: *applied, arrived, was_accepted, asked, answer });
@@ -288,6 +292,7 @@ fn look(requests: &[Windowed], before: &Rows) -> Found {
     if let Some(after) = order(&requests, before, &steps) {
         return Found::Order(after);
     }
+    if std::env::var("LIN_DEBUG").is_ok() { eprintln!("DEBUG steps {} {}", steps.get(), described(&requests, Some(before))); }
     if open.len() > MOST_OPEN {
         return Found::Nothing("too many lost answers");
     }
