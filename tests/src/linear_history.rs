@@ -126,8 +126,7 @@ async fn history(kind: Kind, seed: u64, mutation: Option<Mutation>) -> Arc<Scene
 impl Scene {
     /// A host, and its client.
     fn host(&self, random: &mut Rng) -> (Host, Client, Locks) {
-        // With more bad networks, too many answers are lost.
-        let network = if random.u8(0..3) == 0 { Network::draw(random) } else { Network::Good };
+        let network = if random.bool() { Network::draw(random) } else { Network::Good };
         let host = self.stage.host(random, network, self.witness.clone());
         let client = Client::from_conf(host.client().config().to_builder().interceptor(self.witness.clone()).build());
         // The name says the skew to a mutation.

@@ -28,7 +28,7 @@ impl Plan {
         let (keys, permits, identities) = match kind {
             Kind::Locks | Kind::Records | Kind::Rates => (1, None, 0),
             Kind::Identities => (1, None, random.u8(1..=2)),
-            Kind::Several => (random.u32(2..=3), None, random.u8(0..=1)),
+            Kind::Several => (random.u32(2..=3), None, random.u8(0..=2)),
             Kind::Permits => (1, Some(random.u32(1..=3)), random.u8(0..=2)),
         };
         Self { keys: (0..keys).map(|number| format!("key {number}")).collect(), permits, identities }
@@ -149,14 +149,14 @@ async fn worker(scene: Arc<Scene>, mut random: Rng) {
         let acquire = scene.plan.acquire(&locks, &mut random).lease(lease);
         let is_one = scene.plan.keys.len() == 1;
         let acquire =
-            if is_one && random.u8(0..6) == 0 { acquire.min_hold(millis(&mut random, 1..=1500)) } else { acquire };
+            if is_one && random.u8(0..4) == 0 { acquire.min_hold(millis(&mut random, 1..=1500)) } else { acquire };
         let acquire = match &identity {
             Some(identity) => acquire.identity(identity),
             None => acquire,
         };
         let acquire = match random.u8(0..3) {
             0 => acquire,
-            _ => acquire.wait(Waiting::draw(&mut random).up_to(millis(&mut random, 200..=1500))),
+            _ => acquire.wait(Waiting::draw(&mut random).up_to(millis(&mut random, 200..=3000))),
         };
         let patience = if random.u8(0..5) == 0 { millis(&mut random, 0..=500) } else { Duration::from_mins(1) };
         let takes_over = identity.is_some() && random.u8(0..3) == 0;
@@ -179,6 +179,10 @@ async fn worker(scene: Arc<Scene>, mut random: Rng) {
             }
             1 => drop(lock),
             2 | 3 if is_one => {
+                if random.bool() {
+                    // The last request of this process may be lost, or late.
+                    let _unanswered = timeout(millis(&mut random, 0..=60), lock.renew(lease)).await;
+                }
                 let Ok(ticket) = lock.into_ticket() else { continue };
                 hand_over(&scene, &ticket, lease, has_identity, &mut random).await;
             }
@@ -194,7 +198,8 @@ async fn worker(scene: Arc<Scene>, mut random: Rng) {
 async fn hand_over(scene: &Arc<Scene>, ticket: &Ticket, lease: Duration, has_identity: bool, random: &mut Rng) {
     if random.bool() {
         let (_host, _, locks) = scene.host(random);
-        let _renewed = locks.renew_ticket(ticket, lease).await;
+        let _renewed = locks.renew_ticket(ticket, lease.mul_f64(0.3 + random.f64())).await;
+        let _read = locks.get(scene.plan.key()).await;
     }
     let resumptions = [random.fork(), random.fork()].map(|mut random| async move {
         let (_host, _, locks) = scene.host(&mut random);

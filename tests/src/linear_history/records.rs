@@ -97,13 +97,20 @@ async fn do_it(scene: &Scene, client: &Client, run: &Run, terms: Terms, mut rand
     if terms.transactional {
         let completion = run.complete_in(&number).map_err(|_| Failure::GiveUp)?;
         let is_declined = random.u8(0..4) == 0;
-        commit(client, scene.plan.key(), completion, is_declined).await?;
+        let commit = commit(client.clone(), scene.plan.key().to_owned(), completion, is_declined);
+        // Some processes are frozen before they send the transaction, and send it even after the lease.
+        let frozen = if random.u8(0..4) == 0 { millis(&mut random, 0..=3000) } else { Duration::ZERO };
+        let thawed = async move {
+            sleep(frozen).await;
+            commit.await
+        };
+        tokio::spawn(thawed).await.unwrap()?;
     }
     Ok(number)
 }
 
 /// Counts the run in another row, together with its result.
-async fn commit(client: &Client, key: &str, completion: TransactWriteItem, is_declined: bool) -> Result<(), Failure> {
+async fn commit(client: Client, key: String, completion: TransactWriteItem, is_declined: bool) -> Result<(), Failure> {
     let write = Update::builder()
         .table_name(TABLE)
         .key("id", AttributeValue::S(format!("business of {key}")))
