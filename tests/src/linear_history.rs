@@ -30,7 +30,7 @@ use witness::Witness;
 const LATEST_ARRIVAL: Duration = Duration::from_secs(5);
 
 /// What the clients of a history want.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Kind {
     /// One key.
     Locks,

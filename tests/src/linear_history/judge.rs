@@ -340,3 +340,36 @@ fn described(requests: &[Windowed], before: Option<&Rows>) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Reads of a key, all at once, which show this row.
+    fn reads(seen: &mut Vec<Seen>, count: usize, row: &Value) {
+        let first = seen.len();
+        let request = json!({ "TableName": "locks", "Key": { "id": { "S": "key" } }, "ConsistentRead": true });
+        let sent = Seen::Sent { operation: "GetItem".to_owned(), request };
+        seen.extend(std::iter::repeat_n(sent, count));
+        let body = json!({ "Item": row });
+        seen.extend((first..first + count).map(|number| Seen::Answered { number, status: 200, body: body.clone() }));
+    }
+
+    #[test]
+    fn after_requests_that_are_left_out_one_that_shows_the_row_is_believed_and_the_next_one_checked() {
+        let row = |number: u64| json!({ "status": { "S": "INPROGRESS" }, "fence": { "N": number.to_string() } });
+        let mut seen = Vec::new();
+        reads(&mut seen, MOST_REQUESTS + 1, &row(1));
+        reads(&mut seen, 2, &row(1));
+        reads(&mut seen, 1, &row(1));
+        reads(&mut seen, 2, &row(1));
+        let judged = judge(&seen);
+        assert_eq!((judged.requests, judged.violation), (3, None));
+        assert_eq!(judged.left_out, [("too long", MOST_REQUESTS + 1), ("after others", 2)].into());
+        // Nobody has written it.
+        reads(&mut seen, 1, &row(2));
+        assert!(judge(&seen).violation.is_some());
+    }
+}
