@@ -15,7 +15,6 @@ mod row;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
-use std::mem::take;
 use std::rc::Rc;
 
 use serde_json::Value;
@@ -173,32 +172,38 @@ fn windowed(seen: &[Seen]) -> Vec<Windowed> {
 }
 
 /// The requests to rows that transactions have in common.
-fn groups(windowed: Vec<Windowed>) -> Vec<Vec<Windowed>> {
-    let mut groups: Vec<BTreeSet<String>> = Vec::new();
-    let keys = |request: &Windowed| request.asked.rows().cloned().collect::<BTreeSet<_>>();
-    for request in &windowed {
-        let (mut group, apart): (Vec<_>, Vec<_>) = {
-            let keys = keys(request);
-            let (with, apart): (Vec<_>, _) = groups.into_iter().partition(|group| !group.is_disjoint(&keys));
-            (with.into_iter().chain([keys]).collect(), apart)
-        };
-        groups = apart;
-        groups.push(take(&mut group).into_iter().flatten().collect());
-    }
-    let of = |request: &Windowed| groups.iter().position(|group| !group.is_disjoint(&keys(request)));
-    let mut requests: Vec<Vec<Windowed>> = vec![Vec::new(); groups.len()];
-    for request in windowed {
-        // A transaction of the caller's own may have no row of ours.
-        if let Some(group) = of(&request) {
-            requests[group].push(request);
+fn groups(requests: Vec<Windowed>) -> impl Iterator<Item = Vec<Windowed>> {
+    // Each row names another one of its group, or itself.
+    let mut others = HashMap::<String, String>::new();
+    let first_of = |others: &HashMap<String, String>, row: &String| {
+        let mut row = row;
+        while let Some(other) = others.get(row).filter(|other| *other != row) {
+            row = other;
+        }
+        row.clone()
+    };
+    for request in &requests {
+        let Some(first) = request.asked.rows().next().map(|row| first_of(&others, row)) else { continue };
+        for row in request.asked.rows() {
+            let other = first_of(&others, row);
+            others.insert(other, first.clone());
         }
     }
-    requests
+    let mut groups = BTreeMap::<String, Vec<Windowed>>::new();
+    for request in requests {
+        // A transaction of the caller's own may have no row of ours.
+        let first = request.asked.rows().next().map(|row| first_of(&others, row));
+        if let Some(first) = first {
+            groups.entry(first).or_default().push(request);
+        }
+    }
+    groups.into_values()
 }
 
 /// The requests to some rows.
 struct Group {
-    keys: Vec<String>,
+    /// How many.
+    rows: usize,
     /// Between two of these, no request was under way.
     sections: Vec<Vec<Windowed>>,
 }
@@ -215,7 +220,7 @@ impl Group {
     fn of(mut requests: Vec<Windowed>) -> Self {
         requests.sort_by_key(|request| request.sent);
         let keys: BTreeSet<_> = requests.iter().flat_map(|request| request.asked.rows()).collect();
-        let keys = keys.into_iter().cloned().collect();
+        let rows = keys.len();
         let (mut sections, mut latest) = (Vec::<Vec<_>>::new(), 0);
         for request in requests {
             let sent = request.sent;
@@ -226,46 +231,48 @@ impl Group {
                 _ => sections.push(vec![request]),
             }
         }
-        Self { keys, sections }
+        Self { rows, sections }
     }
 
     /// Goes on with the rows after one order of each section. If the next section has no order after that, another one may lead to
-    /// one, so that the sections are tried together, back to the last request that shows all rows.
+    /// one, so that the sections are tried together, from the last rows that are certain.
     fn judge(self, judged: &mut Judged) {
-        let (mut base, mut together) = (Some(Rows::none(self.keys.clone())), Vec::new());
-        let mut rows = base.clone();
+        let (mut rows, mut certain, mut since) = (Some(Rows::none()), Rows::none(), Vec::new());
         for section in self.sections {
-            let shows_all = section.len() == 1 && section[0].answer.shows(self.keys.len());
-            if rows.is_none() && shows_all {
-                rows = Rows::shown(&section[0].asked, &section[0].answer);
-                base.clone_from(&rows);
+            let shown = match &section[..] {
+                [alone] if alone.answer.shows(self.rows) => Rows::shown(&alone.asked, &alone.answer),
+                _ => None,
+            };
+            if let (None, Some(shown)) = (&rows, &shown) {
+                (rows, certain) = (Some(shown.clone()), shown.clone());
             }
             let Some(before) = rows.take() else {
                 *judged.left_out.entry("after others").or_insert(0) += section.len();
                 continue;
             };
             let mut found = look(&section, &before);
-            let count = section.len();
-            together.extend(section);
-            if matches!(found, Found::NoOrder) && together.len() > count {
-                found = base.as_ref().map_or(Found::NoOrder, |base| look(&together, base));
+            let (count, has_one_end) = (section.len(), section.len() == 1 && !section[0].is_open());
+            let is_certain = shown.is_some() || (has_one_end && since.is_empty());
+            since.extend(section);
+            if matches!(found, Found::NoOrder) && since.len() > count {
+                found = look(&since, &certain);
             }
             match found {
                 Found::Order(after) => {
                     judged.requests += count;
-                    if shows_all {
-                        base = Some(after.clone());
-                        together.clear();
+                    if is_certain {
+                        certain.clone_from(&after);
+                        since.clear();
                     }
                     rows = Some(after);
                 }
                 Found::NoOrder => {
-                    judged.violation = Some(described(&together, base.as_ref()));
+                    judged.violation = Some(described(&since, &certain));
                     return;
                 }
                 Found::Nothing(why) => {
                     *judged.left_out.entry(why).or_insert(0) += count;
-                    (base, together) = (None, Vec::new());
+                    since.clear();
                 }
             }
         }
@@ -333,10 +340,10 @@ fn order(requests: &[Windowed], before: &Rows, steps: &Rc<Cell<u64>>) -> Option<
 }
 
 /// A line for each request.
-fn described(requests: &[Windowed], before: Option<&Rows>) -> String {
+fn described(requests: &[Windowed], before: &Rows) -> String {
     let mut text = format!("no order of these requests after {before:?}:\n");
     for Windowed { sent, applied, asked, answer, .. } in requests {
-        let _infallible = writeln!(text, "{sent:>4} to {applied:>4}: {:?}\n              {answer:?}", asked);
+        let _infallible = writeln!(text, "{sent:>4} to {applied:>4}: {asked:?}\n              {answer:?}");
     }
     text
 }

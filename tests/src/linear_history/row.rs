@@ -65,6 +65,15 @@ enum Part {
     },
 }
 
+/// What a row makes of a part.
+#[derive(Debug)]
+enum Effect {
+    /// It must reject it.
+    Rejected,
+    Unchanged,
+    Changed(Row),
+}
+
 #[derive(Clone, Debug, PartialEq)]
 enum Change {
     Key(key::Change),
@@ -85,13 +94,19 @@ impl Part {
         Self::Change { change, expiration: write.number("expiration") }
     }
 
-    /// The row after this if it accepts it. `None` if it must reject it.
-    fn accepted(&self, row: Option<&Row>) -> Option<Option<Row>> {
-        let (change, expiration) = match self {
-            Self::Read => return None,
-            Self::Other { .. } => return Some(row.cloned()),
-            Self::Change { change, expiration } => (change, expiration),
-        };
+    /// What a row makes of this.
+    fn effect(&self, row: Option<&Row>) -> Effect {
+        match self {
+            Self::Read => Effect::Rejected,
+            Self::Other { .. } => Effect::Unchanged,
+            Self::Change { change, expiration } => {
+                Self::changed(change, *expiration, row).map_or(Effect::Rejected, Effect::Changed)
+            }
+        }
+    }
+
+    /// The row after this change if it accepts it. `None` if it must reject it.
+    fn changed(change: &Change, expiration: Option<u64>, row: Option<&Row>) -> Option<Row> {
         let stays_until = row.map_or(0, |row| row.expiration);
         let kind = match (change, row.map(|row| &row.kind)) {
             (Change::Key(change), None) => Kind::Key(change.accepted(None, stays_until)?),
@@ -103,7 +118,7 @@ impl Part {
             // A row of another kind.
             _ => return None,
         };
-        Some(Some(Row { kind, expiration: expiration.unwrap_or(stays_until) }))
+        Some(Row { kind, expiration: expiration.unwrap_or(stays_until) })
     }
 
     /// A row may reject it although it could accept it.
@@ -226,7 +241,7 @@ enum Shown {
 /// Some rows, and how many steps the checker may still try.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
-    rows: BTreeMap<String, Option<Row>>,
+    there: BTreeMap<String, Row>,
     /// The transactions that were applied. DynamoDB recognises their repetitions.
     tokens: BTreeSet<String>,
     steps: Rc<Cell<u64>>,
@@ -234,36 +249,34 @@ pub(super) struct Rows {
 
 impl Rows {
     /// Keys that nobody has had.
-    pub(super) fn none(keys: Vec<String>) -> Self {
-        let rows = keys.into_iter().map(|key| (key, None)).collect();
-        Self { rows, tokens: BTreeSet::new(), steps: Rc::default() }
+    pub(super) fn none() -> Self {
+        Self { there: BTreeMap::new(), tokens: BTreeSet::new(), steps: Rc::default() }
     }
 
     /// The rows before this, if its answer shows them.
     pub(super) fn shown(asked: &Asked, answer: &Answer) -> Option<Self> {
-        let shown = asked.parts.iter().zip(&answer.shown).map(|((key, _), shown)| match shown {
-            Shown::Before(row) => Some((key.clone(), row.clone())),
-            _ => None,
-        });
-        Some(Self { rows: shown.collect::<Option<_>>()?, ..Self::none(Vec::new()) })
+        let mut rows = Self::none();
+        for ((key, _), shown) in asked.parts.iter().zip(&answer.shown) {
+            let Shown::Before(row) = shown else { return None };
+            rows.there.extend(row.clone().map(|row| (key.clone(), row)));
+        }
+        Some(rows)
     }
 
     pub(super) fn counting(self, steps: &Rc<Cell<u64>>) -> Self {
         Self { steps: Rc::clone(steps), ..self }
     }
 
-    /// What each part of the request leaves, if the row accepts it.
-    fn after(&self, asked: &Asked) -> Vec<Option<Option<Row>>> {
-        asked.parts.iter().map(|(key, part)| part.accepted(self.row(key).as_ref())).collect()
+    /// What the rows make of each part of the request.
+    fn effects(&self, asked: &Asked) -> Vec<Effect> {
+        asked.parts.iter().map(|(key, part)| part.effect(self.there.get(key))).collect()
     }
 
-    fn row(&self, key: &str) -> &Option<Row> {
-        self.rows.get(key).unwrap_or(&None)
-    }
-
-    fn apply(&mut self, asked: &Asked, after: Vec<Option<Option<Row>>>) {
-        for ((key, _), after) in asked.parts.iter().zip(after).filter(|((key, _), _)| !key.is_empty()) {
-            self.rows.insert(key.clone(), after.flatten());
+    fn apply(&mut self, asked: &Asked, effects: Vec<Effect>) {
+        for ((key, _), effect) in asked.parts.iter().zip(effects) {
+            if let Effect::Changed(row) = effect {
+                self.there.insert(key.clone(), row);
+            }
         }
         self.tokens.extend(asked.token.clone());
     }
@@ -274,12 +287,12 @@ impl SequentialSpec for Rows {
     type Ret = Rc<Answer>;
 
     fn invoke(&mut self, asked: &Rc<Asked>) -> Rc<Answer> {
-        let shown = asked.parts.iter().map(|(key, _)| Shown::Before(self.row(key).clone())).collect();
-        let after = self.after(asked);
-        let willing: Vec<_> = after.iter().map(Option::is_some).collect();
+        let shown = asked.parts.iter().map(|(key, _)| Shown::Before(self.there.get(key).cloned())).collect();
+        let effects = self.effects(asked);
+        let willing: Vec<_> = effects.iter().map(|effect| !matches!(effect, Effect::Rejected)).collect();
         let is_accepted = !willing.contains(&false);
         if is_accepted {
-            self.apply(asked, after);
+            self.apply(asked, effects);
         }
         Rc::new(Answer { is_accepted: Some(is_accepted), willing, shown })
     }
@@ -292,24 +305,28 @@ impl SequentialSpec for Rows {
         if answer.is_accepted != Some(false) && asked.token.as_ref().is_some_and(|token| self.tokens.contains(token)) {
             return true;
         }
-        let after = self.after(asked);
-        let parts = || asked.parts.iter().zip(&after);
-        let is_as_shown = parts().zip(&answer.shown).all(|(((key, _), after), shown)| match shown {
-            Shown::Nothing => true,
-            Shown::Before(row) => row == self.row(key),
-            Shown::After(row) => after.as_ref() == Some(row),
+        let effects = self.effects(asked);
+        let parts = || asked.parts.iter().zip(&effects);
+        let is_as_shown = parts().zip(&answer.shown).all(|(((key, _), effect), shown)| {
+            let before = self.there.get(key);
+            match (shown, effect) {
+                (Shown::Nothing, _) => true,
+                (Shown::Before(row), _) | (Shown::After(row), Effect::Unchanged) => row.as_ref() == before,
+                (Shown::After(row), Effect::Changed(after)) => row.as_ref() == Some(after),
+                (Shown::After(_), Effect::Rejected) => false,
+            }
         });
         // A row that could accept its part may reject it in some cases. One that must reject it may not accept it.
-        let is_as_answered = parts().zip(&answer.willing).all(|(((_, part), after), is_willing)| match after {
-            Some(_) => *is_willing || part.may_be_rejected(),
-            None => !is_willing,
+        let is_as_answered = parts().zip(&answer.willing).all(|(((_, part), effect), is_willing)| match effect {
+            Effect::Rejected => !is_willing,
+            Effect::Unchanged | Effect::Changed(_) => *is_willing || part.may_be_rejected(),
         });
         if !is_as_shown || !is_as_answered {
             return false;
         }
-        let could_be_accepted = after.iter().all(Option::is_some);
+        let could_be_accepted = !effects.iter().any(|effect| matches!(effect, Effect::Rejected));
         match answer.is_accepted {
-            Some(true) | None if could_be_accepted => self.apply(asked, after),
+            Some(true) | None if could_be_accepted => self.apply(asked, effects),
             Some(true) => return false,
             Some(false) if could_be_accepted && !asked.may_be_rejected() => return false,
             Some(false) | None => {}

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::place::{self, Names, Place};
+use super::place::{self, Left, Names, Place};
 use super::{compared, number_in, set, text_compared, text_in};
 use crate::request::{ASKED, LEASE_END, Purpose, Write};
 
@@ -167,7 +167,10 @@ impl Change {
                 let after = before.taken(owner, *number, *now, *end);
                 Some(if *is_asked { Key { asked: *number, ..after } } else { after })
             }
-            Self::Own(change) => Some(Key { place: change.accepted(&held()?.place)??, ..before }),
+            Self::Own(change) => match change.accepted(&held()?.place)? {
+                Left::Place(place) => Some(Key { place, ..before }),
+                Left::Nothing => None,
+            },
             Self::Free { seen, last, now, outcome } => {
                 let is_free = |key: &Key| key.place.is_released() && key.place.end <= *now;
                 held().filter(|key| key.place.is_of(&seen.0, seen.1) && !is_free(key))?;
@@ -194,7 +197,7 @@ impl Change {
             Self::WithdrawWithoutRow { owner, number, now } => {
                 let (owner, number, since) = (owner.clone(), *number, *now);
                 let place = Place { owner, number, since, released: number, end: 1, ..Place::default() };
-                key.is_none().then(|| Key { place, ..before })
+                key.is_none().then_some(Key { place, ..before })
             }
         }
     }

@@ -93,6 +93,13 @@ enum What {
     },
 }
 
+/// What is left of a place.
+#[derive(Debug)]
+pub(super) enum Left {
+    Nothing,
+    Place(Place),
+}
+
 impl Change {
     /// Returns `None` if it is something else. `last` is the number that a release leaves.
     pub(super) fn of(write: &Write, names: Names, last: impl FnOnce(u64) -> u64) -> Option<Self> {
@@ -123,8 +130,8 @@ impl Change {
         &self.owner
     }
 
-    /// The place after this if it accepts it. The place may be gone then.
-    pub(super) fn accepted(&self, place: &Place) -> Option<Option<Place>> {
+    /// What is left of the place if it accepts this.
+    pub(super) fn accepted(&self, place: &Place) -> Option<Left> {
         let Self { owner, own, what } = self;
         let is_own = place.is_of(owner, *own);
         // Nobody has used the ticket since.
@@ -138,7 +145,7 @@ impl Change {
             What::Release { last, end, sequence } => {
                 let is_again = place.is_of(owner, *last) && place.released == *last;
                 let is_accepted = (is_own || is_again) && place.sequence < *sequence;
-                let Some(end) = *end else { return is_accepted.then_some(None) };
+                let Some(end) = *end else { return is_accepted.then_some(Left::Nothing) };
                 (is_accepted, Place { number: *last, released: *last, end, sequence: *sequence, ..before })
             }
             What::Resume { now, sequence, by } => {
@@ -154,6 +161,6 @@ impl Change {
                 (is_unused(now, sequence) && place.end == *end, after)
             }
         };
-        is_accepted.then_some(Some(after))
+        is_accepted.then_some(Left::Place(after))
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::place::{self, Names, Place};
+use super::place::{self, Left, Names, Place};
 use super::{bounds, compared, number_in, set, text_compared, text_in};
 use crate::request::expression::{Comparison, Condition, Operand, Path};
 use crate::request::{PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Write, permit_fence_of, permit_of};
@@ -143,7 +143,7 @@ impl Change {
                 };
                 let is_free = ended.iter().all(is_as_seen)
                     && (!after.permits.contains_key(&name) || ended.contains_key(&name))
-                    && (after.permits.len() - ended.len()) as u64 + 1 <= *most
+                    && ((after.permits.len() - ended.len()) as u64) < *most
                     && after.withdrawn < place.number;
                 if !is_free {
                     return None;
@@ -167,10 +167,9 @@ impl Change {
             Self::Own { change, withdrawn } => {
                 let name = permit_of(change.owner());
                 let permit = after.permits.get(&name)?.clone();
-                let changed = change.accepted(&permit.place)?;
-                match changed {
-                    Some(place) => drop(after.permits.insert(name, Permit { place, ..permit })),
-                    None => drop(after.permits.remove(&name)),
+                match change.accepted(&permit.place)? {
+                    Left::Place(place) => drop(after.permits.insert(name, Permit { place, ..permit })),
+                    Left::Nothing => drop(after.permits.remove(&name)),
                 }
                 if let Some(last) = *withdrawn {
                     after.withdrawn = (after.withdrawn < last).then_some(last)?;
