@@ -9,7 +9,7 @@ use lambda_lock_tests::linear_history::{Kind, Verdict, check};
 use lambda_lock_tests::{on_all_cores, variable};
 
 /// How many histories of each kind are checked.
-const HISTORIES: u64 = 60;
+const HISTORIES: u64 = 40;
 
 #[test]
 fn each_history_has_an_order_in_which_the_rows_give_every_answer() {
@@ -133,10 +133,10 @@ fn planted_mistakes_leave_no_order() {
     let missed = on_all_cores(0..FOUND.len() as u64, |index| {
         let (kind, name, first) = FOUND[usize::try_from(index).unwrap()];
         let mutation = kind.mutations().iter().find(|mutation| mutation.name == name).copied().unwrap();
-        (!(first..first + 3).any(|seed| is_found(&check(kind, seed, Some(mutation))))).then_some((kind, name))
+        (!(first..first + 30).any(|seed| is_found(&check(kind, seed, Some(mutation))))).then_some((kind, name))
     });
     let missed: Vec<_> = missed.into_iter().flatten().collect();
-    assert!(missed.is_empty(), "not found: {missed:?}");
+    assert!(missed.is_empty(), "not found: {missed:?}; the ignored test prints where each one is found now");
 }
 
 #[test]
