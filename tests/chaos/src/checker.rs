@@ -1,11 +1,13 @@
 //! Reads what the processes believed and what the table has at the end, and says which guarantees did not hold. Nothing
 //! here is code of the product.
 
+mod again;
 mod blocked;
 mod holders;
 mod results;
 #[cfg(test)]
 mod tests;
+mod times;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -57,6 +59,8 @@ pub(crate) enum Broken {
     Once,
     Replies,
     Kept,
+    Times,
+    Again,
     Blocked,
     Itself,
     Errors,
@@ -65,7 +69,7 @@ pub(crate) enum Broken {
 }
 
 impl Broken {
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Alone,
         Self::Permits,
         Self::Fences,
@@ -73,6 +77,8 @@ impl Broken {
         Self::Once,
         Self::Replies,
         Self::Kept,
+        Self::Times,
+        Self::Again,
         Self::Blocked,
         Self::Itself,
         Self::Errors,
@@ -91,6 +97,8 @@ impl fmt::Display for Broken {
             Self::Once => "one effect for each key",
             Self::Replies => "a duplicate gets the reply of the run",
             Self::Kept => "each confirmed result is there",
+            Self::Times => "each call of a rate has a time of its own, and passes no earlier",
+            Self::Again => "after an invocation that was skipped, a run begins, and none for nobody",
             Self::Blocked => "a crash blocks a key for its lease and the skew",
             Self::Itself => "nobody is refused by itself",
             Self::Errors => "no error without a reason",
@@ -149,7 +157,7 @@ impl Op<'_> {
         for event in &self.events {
             match &event.what {
                 What::Asks { keys: asked, .. } => keys.extend(asked.iter().map(String::as_str)),
-                What::Shows { key, .. } => keys.push(key),
+                What::Shows { key, .. } | What::Calls { key, .. } => keys.push(key),
                 _ => {}
             }
         }
@@ -178,6 +186,8 @@ impl History {
         let mut violations = holders::check(&ops);
         violations.extend(blocked::check(&ops, self.clock_skew));
         violations.extend(results::check(&ops, &self.rows));
+        violations.extend(times::check(&ops, self.clock_skew));
+        violations.extend(again::check(&ops));
         let mut has_wrong_clock = false;
         for process in &self.processes {
             has_wrong_clock |= process.events.iter().any(|event| event.ahead.abs() > 10);
@@ -207,12 +217,15 @@ impl History {
             counts.add("processes", 1);
             let mut ahead = None;
             for event in &process.events {
+                if let What::MayCall { .. } = event.what {
+                    counts.add("calls of rates", 1);
+                }
                 // Less is how long reading two clocks takes.
                 if ahead.replace(event.ahead).is_some_and(|before: i64| before.abs_diff(event.ahead) > 10) {
                     counts.add("clock steps seen", 1);
                 }
                 let name = match event.what {
-                    What::Has { again: false, .. } => "acquisitions",
+                    What::Has { again: false, .. } | What::MayCall { .. } => "acquisitions",
                     What::Has { again: true, .. } => "resumed by a ticket",
                     What::Renewed => "renewals",
                     What::Released => "releases",
@@ -224,6 +237,8 @@ impl History {
                     What::Replied { .. } => "replies",
                     What::Done { .. } => "messages answered as done",
                     What::Undone { .. } => "messages returned",
+                    What::Left { .. } => "invocations skipped",
+                    What::RunsAgain => "runs once more",
                     _ => continue,
                 };
                 counts.add(name, 1);

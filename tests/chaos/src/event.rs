@@ -95,6 +95,34 @@ pub(crate) enum What {
     Undone {
         key: String,
     },
+    /// A call of a rate begins. Its numbers are in microseconds.
+    Calls {
+        key: String,
+        interval: u64,
+        tolerance: u64,
+    },
+    /// The call may go on: now, or after this wait, in microseconds.
+    MayCall {
+        wait: Option<u64>,
+    },
+    /// The operation goes on with the invocation of this one, which has failed, or has to run once more.
+    GoesOn {
+        of: u64,
+    },
+    /// A request that leaves the work to the holder with this fence and this name begins.
+    Leaves {
+        key: String,
+        fence: u64,
+        to: String,
+    },
+    /// The work is left to it, and the invocation is skipped.
+    Left {
+        key: String,
+        fence: u64,
+        to: String,
+    },
+    /// The release has said that work was left to this holder.
+    RunsAgain,
 }
 
 /// The file of a process.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::arena::CLOCK_SKEW;
 use crate::checker::Broken;
 use crate::request::expression::{Comparison, Condition, Operand};
-use crate::request::{LEASE_END, Purpose, Request};
+use crate::request::{ASKED, DUE, LEASE_END, Purpose, Request};
 use crate::worker::Kind;
 
 /// A mistake.
@@ -24,7 +24,7 @@ pub(crate) struct Plant {
 }
 
 impl Plant {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self {
             name: "a lock is acquired before its lease has ended",
             breaks: &[Broken::Alone],
@@ -113,6 +113,41 @@ impl Plant {
             kind: Kind::Queue,
             breaks: &[Broken::Kept],
             answer: in_progress_replays,
+            ..Self::NONE
+        },
+        Self {
+            name: "a call takes half of its time",
+            kind: Kind::Rates,
+            breaks: &[Broken::Times],
+            request: half_an_interval,
+            ..Self::NONE
+        },
+        Self {
+            name: "a call that has to wait passes at once",
+            kind: Kind::Rates,
+            breaks: &[Broken::Times],
+            answer: given_the_past,
+            ..Self::NONE
+        },
+        Self {
+            name: "work is left to a holder that has released",
+            kind: Kind::Rebuilds,
+            breaks: &[Broken::Again],
+            request: asks_anybody,
+            ..Self::NONE
+        },
+        Self {
+            name: "a release does not see what was left",
+            kind: Kind::Rebuilds,
+            breaks: &[Broken::Again],
+            answer: release_forgets,
+            ..Self::NONE
+        },
+        Self {
+            name: "a release sees what was left to nobody",
+            kind: Kind::Rebuilds,
+            breaks: &[Broken::Again],
+            answer: release_imagines,
             ..Self::NONE
         },
     ];
@@ -228,5 +263,41 @@ fn in_progress_replays(request: &Request, _: &mut u16, answer: &mut Value) {
 fn acquire_ignores_window(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
         acquire.loosen("expiration");
+    }
+}
+
+fn half_an_interval(request: &mut Request) {
+    if let Some(Operand::Plus(_, interval)) = request.update_for(Purpose::Call).map(|call| call.set_mut(DUE)) {
+        **interval = Operand::number(interval.number_in(&Value::Null).unwrap() / 2);
+    }
+}
+
+fn given_the_past(request: &Request, status: &mut u16, answer: &mut Value) {
+    if request.is_update_for(Purpose::Call) && *status == 200 {
+        answer["Attributes"][DUE] = json!({ "N": "1" });
+    }
+}
+
+fn asks_anybody(request: &mut Request) {
+    if let Some(ask) = request.update_for(Purpose::Ask) {
+        ask.loosen("fence");
+        ask.loosen(LEASE_END);
+    }
+}
+
+fn release_forgets(request: &Request, _: &mut u16, answer: &mut Value) {
+    if request.is_update_for(Purpose::Release)
+        && let Some(row) = answer["Attributes"].as_object_mut()
+    {
+        row.remove(ASKED);
+    }
+}
+
+fn release_imagines(request: &Request, status: &mut u16, answer: &mut Value) {
+    if let Some(release) = request.update().filter(|update| update.purpose == Purpose::Release)
+        && *status == 200
+        && let Some(own) = release.compared("fence")
+    {
+        answer["Attributes"][ASKED] = json!({ "N": own.to_string() });
     }
 }

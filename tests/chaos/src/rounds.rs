@@ -144,6 +144,8 @@ async fn without_mistakes(settings: &Settings, site: &Site, report: &mut Vec<Str
                 (Kind::Tickets, 3, 3),
                 (Kind::Records, 3, 3),
                 (Kind::Queue, 2, 3),
+                (Kind::Rates, 2, 3),
+                (Kind::Rebuilds, 2, 4),
             ],
             hardship: if round % 4 == 2 { HARD } else { EASY },
             plant: None,

@@ -2,6 +2,8 @@
 
 mod hold;
 mod probe;
+mod rate;
+mod rebuild;
 mod record;
 mod ticket;
 
@@ -15,7 +17,7 @@ use aws_sdk_dynamodb::Client;
 use clap::{Args, ValueEnum};
 use fastrand::Rng;
 use futures_util::future::join_all;
-use lambda_lock::{Error, Locks};
+use lambda_lock::{Error, Locks, Rate};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::clocks;
@@ -30,6 +32,8 @@ pub(crate) enum Kind {
     Tickets,
     Records,
     Queue,
+    Rates,
+    Rebuilds,
     /// After all others have ended: everything must be free.
     Probe,
 }
@@ -48,6 +52,9 @@ pub(crate) const SETS: u64 = 10;
 pub(crate) const TICKETS: u64 = 6;
 /// The semaphores, and how many permits each has.
 pub(crate) const PERMITS: [(&str, u32); 3] = [("permit-0", 2), ("permit-1", 3), ("permit-2", 5)];
+/// The rates: how many calls in which period, and how many may come at once.
+pub(crate) const RATES: [(&str, u32, Duration, u32); 2] =
+    [("rate-0", 10, Duration::from_secs(1), 1), ("rate-1", 10, Duration::from_millis(1500), 3)];
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Settings {
@@ -82,6 +89,7 @@ struct Worker {
     settings: Settings,
     log: Log,
     locks: Locks,
+    rates: Vec<(&'static str, Rate)>,
     client: Client,
     next_op: AtomicU64,
 }
@@ -93,7 +101,8 @@ pub(crate) async fn run(settings: Settings) {
     let log = Log::open(&settings.folder.join(format!("{}.jsonl", settings.name)));
     let locks = Locks::from_env().await.unwrap();
     let client = locks.client().clone();
-    let worker = Arc::new(Worker { log, locks, client, next_op: AtomicU64::new(0), settings });
+    let rates = rate::rates(&locks);
+    let worker = Arc::new(Worker { log, locks, rates, client, next_op: AtomicU64::new(0), settings });
     if worker.settings.kind == Kind::Probe {
         return worker.probe().await;
     }
@@ -110,6 +119,8 @@ impl Worker {
             match self.settings.kind {
                 Kind::Records => Box::pin(self.run_once(&mut random)).await,
                 Kind::Queue => Box::pin(Arc::clone(&self).deliver(&mut random)).await,
+                Kind::Rates => Box::pin(self.call(&mut random)).await,
+                Kind::Rebuilds => Box::pin(self.rebuild(&mut random)).await,
                 Kind::Tickets => Box::pin(self.with_ticket(&mut random)).await,
                 _ => Box::pin(self.lock_and_work(&mut random)).await,
             }

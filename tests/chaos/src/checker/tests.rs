@@ -154,6 +154,130 @@ fn a_message_that_is_deleted_before_its_work_is_found() {
     assert_eq!(found(done(20), Vec::new()), [Broken::Kept]);
 }
 
+/// Calls of a rate with one call each 100 ms: when each asked, when it passed, and how long it then had to wait.
+fn calls<const N: usize>(calls: [(u64, u64, Option<u64>); N]) -> Vec<Process> {
+    let call = |(asked, passed, wait): (u64, u64, Option<u64>)| {
+        let calls = What::Calls { key: "a".to_owned(), interval: 100_000, tolerance: 0 };
+        let wait = wait.map(|millis| millis * 1000);
+        process("x", vec![(asked, calls), (passed, What::MayCall { wait })])
+    };
+    calls.map(call).into()
+}
+
+#[test]
+fn calls_of_a_rate_that_have_a_time_each_are_right() {
+    assert_eq!(found(calls([(10, 11, None), (105, 106, None), (110, 206, None)]), Vec::new()), []);
+    // It was due long before it passed: its answer came late.
+    assert_eq!(found(calls([(10, 205, None), (205, 206, None)]), Vec::new()), []);
+    assert_eq!(found(calls([(10, 11, None), (12, 13, Some(100)), (14, 15, Some(200))]), Vec::new()), []);
+}
+
+#[test]
+fn calls_of_a_rate_without_a_time_for_each_are_found() {
+    assert_eq!(found(calls([(10, 11, None), (100, 101, None)]), Vec::new()), [Broken::Times]);
+    assert_eq!(found(calls([(10, 110, None), (11, 120, None), (12, 130, None)]), Vec::new()), [Broken::Times]);
+    assert_eq!(found(calls([(10, 11, None), (12, 13, Some(80))]), Vec::new()), [Broken::Times]);
+    assert_eq!(found(calls([(10, 11, Some(100)), (12, 13, Some(100))]), Vec::new()), [Broken::Times]);
+}
+
+#[test]
+fn calls_of_a_burst_may_come_at_once() {
+    let burst = |tolerance| {
+        let mut processes = calls([(10, 11, None), (12, 13, None), (14, 15, None)]);
+        for process in &mut processes {
+            process.events[0].what = What::Calls { key: "a".to_owned(), interval: 100_000, tolerance };
+        }
+        processes
+    };
+    assert_eq!(found(burst(200_000), Vec::new()), []);
+    assert_eq!(found(burst(100_000), Vec::new()), [Broken::Times]);
+}
+
+#[test]
+fn a_clock_that_is_ahead_lets_a_call_pass_earlier() {
+    let ahead = |millis| {
+        let mut processes = calls([(10, 11, None), (60, 61, None)]);
+        processes[1].events[1].ahead = millis;
+        processes
+    };
+    assert_eq!(found(ahead(50), Vec::new()), []);
+    assert_eq!(found(ahead(40), Vec::new()), [Broken::Times]);
+}
+
+fn left(to: &str, fence: u64) -> [What; 2] {
+    let (key, to) = ("a".to_owned(), to.to_owned());
+    [What::Leaves { key: key.clone(), fence, to: to.clone() }, What::Left { key, fence, to }]
+}
+
+/// An invocation that leaves its work to a holder.
+fn skipped(name: &str, at: u64, to: &str, fence: u64) -> Process {
+    let [leaves, left] = left(to, fence);
+    process(name, vec![(at - 2, asks("a")), (at - 1, leaves), (at, left)])
+}
+
+/// An invocation that runs, and what its release says.
+fn run(name: &str, fence: u64, from: u64, to: u64, says: &[What]) -> Process {
+    let mut events = vec![(from - 5, asks("a")), (from, has("a", fence)), (to, What::Releases)];
+    events.extend(says.iter().map(|what| (to + 1, what.clone())));
+    process(name, events)
+}
+
+/// The same operation as another one of its process, which goes on with the first one's invocation.
+fn goes_on(mut before: Process, after: Process) -> Process {
+    let at = after.events[0].at - 1;
+    before.events.push(Event { at, ahead: 0, op: 1, what: What::GoesOn { of: 0 } });
+    before.events.extend(after.events.into_iter().map(|event| Event { op: 1, ..event }));
+    before
+}
+
+const AGAIN: [What; 2] = [What::Released, What::RunsAgain];
+
+#[test]
+fn a_run_after_an_invocation_that_was_skipped_is_right() {
+    let runs_again = goes_on(run("x", 1, 10, 20, &AGAIN), run("x", 2, 30, 40, &[What::Released]));
+    assert_eq!(found(vec![runs_again, skipped("y", 15, "x.0", 1)], Vec::new()), []);
+    // Another invocation has run meanwhile.
+    let other = run("z", 2, 30, 40, &[What::Released]);
+    assert_eq!(found(vec![run("x", 1, 10, 20, &[What::Released]), other, skipped("y", 15, "x.0", 1)], Vec::new()), []);
+}
+
+#[test]
+fn a_run_that_is_missing_after_an_invocation_was_skipped_is_found() {
+    let is_done = || run("x", 1, 10, 20, &[What::Released]);
+    assert_eq!(found(vec![is_done(), skipped("y", 15, "x.0", 1)], Vec::new()), [Broken::Again]);
+    // A retry that runs no more than that.
+    let failed = || What::Failed { why: "unavailable".to_owned() };
+    let retried = goes_on(process("x", vec![(5, asks("a")), (15, failed())]), skipped("x", 30, "w.0", 1));
+    assert_eq!(found(vec![retried, skipped("y", 15, "x.0", 1)], Vec::new()), [Broken::Again]);
+}
+
+#[test]
+fn a_holder_that_has_crashed_or_given_up_excuses_a_missing_run() {
+    let ends = |says: &[What]| vec![run("x", 1, 10, 20, says), skipped("y", 15, "x.0", 1)];
+    assert_eq!(found(ends(&[]), Vec::new()), []);
+    assert_eq!(found(ends(&AGAIN), Vec::new()), []);
+    assert_eq!(found(ends(&[What::Failed { why: "unavailable".to_owned() }]), Vec::new()), []);
+    // It died before it knew that it has the key, and only another one saw that it has.
+    let died = process("z", vec![(21, asks("a"))]);
+    let saw = process("w", vec![(24, asks("a")), (25, left("z.0", 2)[0].clone())]);
+    let is_done = run("x", 1, 10, 20, &[What::Released]);
+    assert_eq!(found(vec![is_done, skipped("y", 15, "x.0", 1), died, saw], Vec::new()), []);
+    // It leaves the further run to a later holder, who crashes.
+    let passes_on = goes_on(run("x", 1, 10, 20, &AGAIN), skipped("x", 30, "z.0", 2));
+    let crashed = process("z", vec![(25, asks("a"))]);
+    assert_eq!(found(vec![passes_on, crashed, skipped("y", 15, "x.0", 1)], Vec::new()), []);
+}
+
+#[test]
+fn a_further_run_for_nobody_is_found() {
+    let again = || run("x", 1, 10, 20, &AGAIN);
+    assert_eq!(found(vec![again()], Vec::new()), [Broken::Again]);
+    assert_eq!(found(vec![again(), skipped("y", 15, "w.0", 2)], Vec::new()), [Broken::Again]);
+    // Whoever asked may have been killed before the answer.
+    let asked = process("y", vec![(14, asks("a")), (15, left("x.0", 1)[0].clone())]);
+    assert_eq!(found(vec![again(), asked], Vec::new()), []);
+}
+
 #[test]
 fn a_key_that_is_held_longer_than_its_lease_and_the_skew_is_found() {
     // The acquire ended at 10 ms, with a lease of 500 ms, and the skew counts twice.

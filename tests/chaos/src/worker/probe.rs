@@ -21,6 +21,13 @@ impl Worker {
         {
             self.take_all(key, permits).await;
         }
+        for (key, rate) in &self.rates {
+            let op = self.op();
+            self.note(op, What::Calls { key: (*key).to_owned(), interval: 0, tolerance: 0 });
+            if let Err(error) = rate.pass().await {
+                self.failed(op, &error);
+            }
+        }
         // The controller wrote which runs had not finished.
         let unfinished = fs::read(self.settings.folder.join("unfinished.json")).unwrap();
         let unfinished: Vec<String> = serde_json::from_slice(&unfinished).unwrap();
