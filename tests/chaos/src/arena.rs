@@ -16,6 +16,7 @@ use crate::plants::Plant;
 use crate::process::{Common, Slot, set_clock};
 use crate::proxy::{Fault, Proxy};
 use crate::table;
+use crate::trace::Passed;
 use crate::worker::{self, Kind, LONGEST_LEASE};
 
 pub(crate) const CLOCK_SKEW: Duration = Duration::from_millis(400);
@@ -56,7 +57,17 @@ pub(crate) struct Plan {
     pub(crate) plant: Option<&'static Plant>,
 }
 
-pub(crate) async fn play(plan: &Plan, site: &Site) -> (History, Counts) {
+/// What a round leaves.
+#[derive(Debug)]
+pub(crate) struct Played {
+    /// For our own checker.
+    pub(crate) history: History,
+    /// For the foreign one.
+    pub(crate) trace: Vec<Passed>,
+    pub(crate) counts: Counts,
+}
+
+pub(crate) async fn play(plan: &Plan, site: &Site) -> Played {
     let folder = site.folder.join(&plan.name);
     fs::create_dir_all(folder.join("tickets")).unwrap();
     let client = site.place.client();
@@ -119,7 +130,8 @@ pub(crate) async fn play(plan: &Plan, site: &Site) -> (History, Counts) {
     for fault in Fault::ALL {
         counts.add(fault.name(), proxy.counts().faults[fault as usize].load(Ordering::Relaxed));
     }
-    (History { processes, rows, clock_skew: clocks::nanos(CLOCK_SKEW) }, counts)
+    let history = History { processes, rows, clock_skew: clocks::nanos(CLOCK_SKEW) };
+    Played { history, trace: proxy.trace().take(), counts }
 }
 
 /// Kills, stops and sets clocks until the end.

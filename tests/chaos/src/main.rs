@@ -1,5 +1,5 @@
 //! Real processes under chaos: the release build on DynamoDB Local, wrong clocks, a bad network, SIGKILL and SIGSTOP. What
-//! the processes believed is checked afterwards.
+//! the processes believed is checked afterwards, and an algorithm that is not ours checks what the table has answered.
 //!
 //! ```sh
 //! .ci/run chaos        # the planted mistakes, then a round without one
@@ -10,6 +10,10 @@ mod arena;
 mod checker;
 mod clocks;
 mod event;
+// The foreign checker of the histories. What it needs changes no feature of what the worker is built with.
+#[path = "../../src/linear_history/judge.rs"]
+#[expect(unreachable_pub, reason = "the histories use it from other crates")]
+mod judge;
 mod place;
 mod plants;
 mod process;
@@ -20,6 +24,7 @@ mod proxy;
 mod request;
 mod rounds;
 mod table;
+mod trace;
 mod worker;
 
 use clap::Parser;

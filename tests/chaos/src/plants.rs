@@ -1,5 +1,5 @@
-//! Deliberate mistakes: guards that a request or an answer loses on the wire, as if the product's build had none. The
-//! checker must find each of them.
+//! Deliberate mistakes: guards that a request or an answer loses on the wire, as if the product's build had none. Our checker
+//! and the foreign one must find each of them.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ pub(crate) struct Plant {
     pub(crate) name: &'static str,
     /// The kind of lock that shows it.
     pub(crate) kind: Kind,
-    /// Violations that it causes. The checker must report one of them.
+    /// Violations that it causes. Our checker must report one of them.
     pub(crate) breaks: &'static [Broken],
     /// How many requests of a thousand have a fault. Some mistakes need a request that arrives late.
     pub(crate) faults: u32,
@@ -90,7 +90,7 @@ impl Plant {
             name: "a completion in a transaction checks nothing",
             kind: Kind::Records,
             breaks: &[Broken::Once],
-            faults: 200,
+            faults: 400,
             request: completion_without_condition,
             ..Self::NONE
         },

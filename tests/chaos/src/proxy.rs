@@ -1,5 +1,5 @@
 //! The network between a process and the table: it loses requests and answers, delivers requests seconds later, delivers
-//! them twice, throttles, and breaks.
+//! them twice, throttles, and breaks. It keeps what the table was sent and what it has answered, for the foreign checker.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,6 +25,7 @@ use tokio::time::sleep;
 use crate::clocks;
 use crate::place::Place;
 use crate::plants::Plant;
+use crate::trace::Trace;
 
 /// The fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +102,7 @@ struct State {
     plant: Option<&'static Plant>,
     outage_until: AtomicU64,
     counts: Counts,
+    trace: Trace,
 }
 
 impl Proxy {
@@ -116,6 +118,7 @@ impl Proxy {
             plant,
             outage_until: AtomicU64::new(0),
             counts: Counts::default(),
+            trace: Trace::default(),
         });
         let shared = Arc::clone(&state);
         let accepting = tokio::spawn(async move {
@@ -142,6 +145,10 @@ impl Proxy {
 
     pub(crate) fn counts(&self) -> &Counts {
         &self.state.counts
+    }
+
+    pub(crate) fn trace(&self) -> &Trace {
+        &self.state.trace
     }
 
     /// Waits for the last of the late requests.
@@ -181,39 +188,29 @@ impl State {
 
     /// Answers one request. An error breaks the connection.
     async fn answer(self: Arc<Self>, request: Request<Incoming>) -> io::Result<Response<Full<Bytes>>> {
-        let broken = || io::Error::other("a fault");
         let (parts, body) = request.into_parts();
         let body = body.collect().await.map_err(|_| broken())?.to_bytes();
+        let deliver = |delay| self.deliver(&parts.headers, &body, delay);
+        let later = || self.delay(5..=3000);
         match self.draw() {
-            None => self.forward(&parts.headers, body).await,
+            None => deliver(Duration::ZERO).await,
             Some(Fault::RequestLost | Fault::Outage) => Err(broken()),
             Some(Fault::AnswerLost) => {
-                self.forward(&parts.headers, body).await?;
+                deliver(Duration::ZERO).await?;
                 Err(broken())
             }
             Some(Fault::Late) => {
-                self.deliver_later(parts.headers, body);
+                drop(deliver(later()));
                 Err(broken())
             }
             Some(Fault::Silent) => {
-                self.deliver_later(parts.headers, body);
+                drop(deliver(later()));
                 std::future::pending().await
             }
-            Some(Fault::Slow) => {
-                // On a task of its own: a client that gives up does not stop what is on its way.
-                let delay = self.delay(50..=1500);
-                self.counts.under_way.fetch_add(1, Ordering::Relaxed);
-                let slow = tokio::spawn(async move {
-                    sleep(delay).await;
-                    let answer = self.forward(&parts.headers, body).await;
-                    self.counts.under_way.fetch_sub(1, Ordering::Relaxed);
-                    answer
-                });
-                slow.await.map_err(|_| broken())?
-            }
+            Some(Fault::Slow) => deliver(self.delay(50..=1500)).await,
             Some(Fault::Twice) => {
-                let answer = self.forward(&parts.headers, body.clone()).await;
-                self.deliver_later(parts.headers, body);
+                let answer = deliver(Duration::ZERO).await;
+                drop(deliver(later()));
                 answer
             }
             Some(Fault::Throttled) => refusal(StatusCode::BAD_REQUEST, "ProvisionedThroughputExceededException"),
@@ -221,20 +218,33 @@ impl State {
         }
     }
 
-    fn deliver_later(self: &Arc<Self>, headers: HeaderMap, body: Bytes) {
-        let (state, delay) = (Arc::clone(self), self.delay(5..=3000));
+    /// Begins to send a request to the table, on a task of its own: a client that gives up or is killed does not stop what is on
+    /// its way.
+    fn deliver(
+        self: &Arc<Self>,
+        headers: &HeaderMap,
+        body: &Bytes,
+        delay: Duration,
+    ) -> impl Future<Output = io::Result<Response<Full<Bytes>>>> + use<> {
+        let (state, headers, body) = (Arc::clone(self), headers.clone(), body.clone());
         state.counts.under_way.fetch_add(1, Ordering::Relaxed);
-        tokio::spawn(async move {
-            sleep(delay).await;
-            let _nobody_gets_it = state.forward(&headers, body).await;
+        let delivered = tokio::spawn(async move {
+            if !delay.is_zero() {
+                sleep(delay).await;
+            }
+            let answer = state.forward(&headers, body).await;
             state.counts.under_way.fetch_sub(1, Ordering::Relaxed);
+            answer
         });
+        async move { delivered.await.map_err(|_| broken())? }
     }
 
     /// Sends a request to the table, with the planted mistake in it or in its answer.
     async fn forward(&self, headers: &HeaderMap, body: Bytes) -> io::Result<Response<Full<Bytes>>> {
         let operation = headers.get("x-amz-target").and_then(|target| target.to_str().ok()?.rsplit_once('.'));
         let operation = operation.map(|(_, operation)| operation.to_owned()).unwrap_or_default();
+        // As the client knows it, without the planted mistake.
+        let number = self.trace.sent(&operation, &body);
         let (planted, body) = match self.plant {
             Some(plant) => {
                 let mut request: Value = serde_json::from_slice(&body)?;
@@ -260,8 +270,13 @@ impl State {
             (status, body) =
                 (StatusCode::from_u16(code).map_err(io::Error::other)?, Bytes::from(serde_json::to_vec(&answer)?));
         }
+        self.trace.answered(number, status, &body);
         respond(status, body)
     }
+}
+
+fn broken() -> io::Error {
+    io::Error::other("a fault")
 }
 
 fn connector() -> HttpsConnector<HttpConnector> {

@@ -1,6 +1,7 @@
-//! Rounds, one after the other, and the report: first with planted mistakes, all of which the checker must find, then
-//! without.
+//! Rounds, one after the other, and the report: first with planted mistakes, all of which our checker and the foreign one must
+//! find, then without.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -9,12 +10,15 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use futures_util::{StreamExt as _, stream};
+use tokio::task::spawn_blocking;
 
-use crate::arena::{Hardship, Plan, Site, play};
+use crate::arena::{Hardship, Plan, Played, Site, play};
 use crate::checker::{Broken, Counts, History, Violation, seconds};
 use crate::clocks;
+use crate::judge::{Judged, judge};
 use crate::place::Place;
 use crate::plants::Plant;
+use crate::trace::{Passed, seen};
 use crate::worker::Kind;
 
 #[derive(Args, Clone, Debug)]
@@ -85,7 +89,11 @@ pub(crate) async fn run(settings: Settings) -> ExitCode {
         let found: Vec<_> = found.buffer_unordered(AT_A_TIME).collect().await;
         let all = found.iter().filter(|(found, _)| *found).count();
         is_right &= all == found.len();
-        report.push(format!("{all} of {} planted mistakes were found in {} s:", found.len(), since(started)));
+        report.push(format!(
+            "{all} of {} planted mistakes were found by both checkers in {} s:",
+            found.len(),
+            since(started)
+        ));
         report.push(String::new());
         report.extend(found.into_iter().map(|(_, line)| format!("- {line}")));
         report.push(String::new());
@@ -102,9 +110,14 @@ fn since(time: u64) -> u64 {
     (clocks::now() - time) / 1_000_000_000
 }
 
-/// Plays a planted mistake until the checker finds it.
+/// Lets the foreign checker look for an order, while the rounds of other planted mistakes go on.
+async fn judged(trace: Vec<Passed>) -> Judged {
+    spawn_blocking(|| judge(&seen(trace))).await.unwrap()
+}
+
+/// Plays a planted mistake until both checkers have found it.
 async fn find(plant: &'static Plant, number: usize, seed: u64, site: &Site) -> (bool, String) {
-    let mut others = String::new();
+    let (mut ours, mut others, mut is_foreign) = (None, String::new(), false);
     for attempt in 0..ATTEMPTS {
         let plan = Plan {
             name: format!("plant-{number}-{attempt}"),
@@ -114,23 +127,60 @@ async fn find(plant: &'static Plant, number: usize, seed: u64, site: &Site) -> (
             hardship: Hardship { faults: plant.faults, ..HARD },
             plant: Some(plant),
         };
-        let (history, _) = play(&plan, site).await;
+        let Played { history, trace, .. } = play(&plan, site).await;
         let violations = history.check();
+        is_foreign |= judged(trace).await.violation.is_some();
         if let Some(violation) = violations.iter().find(|violation| plant.breaks.contains(&violation.broken)) {
-            let line = format!("{}: {} violations, such as: {}", plant.name, violations.len(), violation.text);
-            println!("found: {line}");
-            return (true, line);
+            ours.get_or_insert_with(|| format!("{} violations, such as: {}", violations.len(), violation.text));
         }
         others = format!("{}: {}", plan.name, summary(&violations));
+        if ours.is_some() && is_foreign {
+            break;
+        }
     }
-    let line = format!("{}: NOT FOUND ({others})", plant.name);
-    println!("{line}");
-    (false, line)
+    let is_found = ours.is_some() && is_foreign;
+    let ours = ours.unwrap_or_else(|| format!("NOT FOUND ({others})"));
+    let foreign = if is_foreign { "The foreign checker finds it, too" } else { "NOT FOUND by the foreign checker" };
+    let line = format!("{}: {ours}. {foreign}.", plant.name);
+    println!("{}{line}", if is_found { "found: " } else { "" });
+    (is_found, line)
+}
+
+/// What the foreign checker says about all rounds.
+#[derive(Debug, Default)]
+struct Foreign {
+    requests: usize,
+    left_out: BTreeMap<&'static str, usize>,
+    violations: usize,
+    /// In nanoseconds.
+    took: u64,
+}
+
+impl Foreign {
+    fn add(&mut self, judged: Judged, took: u64) {
+        self.requests += judged.requests;
+        for (why, count) in judged.left_out {
+            *self.left_out.entry(why).or_default() += count;
+        }
+        self.violations += usize::from(judged.violation.is_some());
+        self.took += took;
+    }
+
+    fn report(&self) -> Vec<String> {
+        let seconds = self.took / 1_000_000_000;
+        let line = |(what, count): (&str, usize)| format!("| {what} | {count} |");
+        let lines = ["", "| foreign checker | count |", "| --- | ---: |"].map(str::to_owned).into_iter();
+        let lines = lines.chain([line(("requests that have an order", self.requests))]);
+        let lines =
+            lines.chain(self.left_out.iter().map(|(why, count)| line((&format!("requests left out: {why}"), *count))));
+        lines.chain([line(("rounds without an order", self.violations)), format!("| seconds | {seconds} |")]).collect()
+    }
 }
 
 /// Plays rounds without a mistake, adds them to the report, and returns how many violations there were.
 async fn without_mistakes(settings: &Settings, site: &Site, report: &mut Vec<String>) -> usize {
     let (mut counts, mut violations, started) = (Counts::default(), Vec::new(), clocks::now());
+    let mut foreign = Foreign::default();
     let before = report.len();
     for round in 1.. {
         let plan = Plan {
@@ -150,18 +200,25 @@ async fn without_mistakes(settings: &Settings, site: &Site, report: &mut Vec<Str
             hardship: if round % 4 == 2 { HARD } else { EASY },
             plant: None,
         };
-        let (history, of_round) = play(&plan, site).await;
+        let Played { history, trace, counts: of_round } = play(&plan, site).await;
+        let before_it = clocks::now();
+        let judged = judged(trace).await;
+        let took = clocks::now() - before_it;
         of_round.0.iter().for_each(|(name, count)| counts.add(name, *count));
         history.counts().0.iter().for_each(|(name, count)| counts.add(name, *count));
         let found = history.check();
         found.iter().take(5).for_each(|violation| print(&history, violation));
         let acquisitions = counts.get("acquisitions");
         println!("round {round}, seed {}: {acquisitions} acquisitions so far, {}", plan.seed, summary(&found));
-        if found.is_empty() && !settings.keep {
+        if let Some(why) = &judged.violation {
+            println!("VIOLATION for the foreign checker: {why}");
+        }
+        if found.is_empty() && judged.violation.is_none() && !settings.keep {
             // They are large. Those of a violation stay.
             fs::remove_dir_all(site.folder.join(&plan.name)).unwrap();
         }
         violations.extend(found);
+        foreign.add(judged, took);
 
         let (length, seed) = (settings.length, settings.seed);
         report.truncate(before);
@@ -174,6 +231,7 @@ async fn without_mistakes(settings: &Settings, site: &Site, report: &mut Vec<Str
         report.extend(["", "| guarantee | violations |", "| --- | ---: |"].map(str::to_owned));
         let of = |broken| violations.iter().filter(|violation| violation.broken == broken).count();
         report.extend(Broken::ALL.map(|broken| format!("| {broken} | {} |", of(broken))));
+        report.extend(foreign.report());
         // After each round: who has seen enough ends the program.
         if let Some(path) = &settings.report {
             fs::write(path, report.join("\n") + "\n").unwrap();
@@ -182,7 +240,7 @@ async fn without_mistakes(settings: &Settings, site: &Site, report: &mut Vec<Str
             break;
         }
     }
-    violations.len()
+    violations.len() + foreign.violations
 }
 
 fn print(history: &History, violation: &Violation) {

@@ -23,7 +23,7 @@ use stateright::semantics::{ConsistencyTester as _, LinearizabilityTester, Seque
 use row::{Answer, Asked, Rows};
 
 /// Of more requests at a time, none is checked, because the tester tries every order.
-const MOST_REQUESTS: usize = 80;
+const MOST_REQUESTS: usize = 200;
 /// The same for requests of which nobody knows whether the rows have accepted them.
 const MOST_OPEN: usize = 6;
 /// The steps that the tester may try.

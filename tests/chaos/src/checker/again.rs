@@ -22,11 +22,11 @@ pub(super) fn check(ops: &[Op]) -> Vec<Violation> {
                         broke(key, format!("{} runs {key} again after fence {fence}, for nobody", op.name()));
                     }
                 }
-                What::Left { key, fence, to } => {
-                    if !said.has_begun_after(key, *fence) && said.is_answerable(to, *fence) {
-                        let why = format!("{to} with fence {fence} had to run once more");
-                        broke(key, format!("{key}: no run has begun after {} was skipped: {why}", op.name()));
-                    }
+                What::Left { key, fence, to }
+                    if !said.has_begun_after(key, *fence) && said.is_answerable(to, *fence) =>
+                {
+                    let why = format!("{to} with fence {fence} had to run once more");
+                    broke(key, format!("{key}: no run has begun after {} was skipped: {why}", op.name()));
                 }
                 _ => {}
             }
