@@ -34,23 +34,23 @@ fn each_history_has_an_order_in_which_the_rows_give_every_answer() {
 /// The planted mistakes that this checker finds, with the seed of the first history that shows each one. Those of locks are
 /// looked for in both kinds of histories of one key.
 const FOUND: [(Kind, &str, u64); 81] = [
-    (Kind::Locks, "release without the owner check", 11),
+    (Kind::Locks, "release without the owner check", 9),
     (Kind::Locks, "acquire ignores the lease's end", 0),
     (Kind::Locks, "clock skew not added", 0),
     (Kind::Locks, "renew without condition", 17),
-    (Kind::Locks, "a refused release counts as success", 11),
+    (Kind::Locks, "a refused release counts as success", 9),
     (Kind::Locks, "fence does not grow", 0),
     (Kind::Locks, "TTL earlier than the lease's end", 0),
-    (Kind::Locks, "no nonce check on refusal", 26),
+    (Kind::Locks, "no nonce check on refusal", 15),
     (Kind::Locks, "a late renewal moves the end back", 41),
-    (Kind::Locks, "a release follows the ticket that was used", 11),
+    (Kind::Locks, "a release follows the ticket that was used", 9),
     (Kind::Locks, "the next in line takes a held key", 86),
     (Kind::Locks, "a ticket works twice", 6),
     (Kind::Locks, "a resumption does not use up the ticket", 1),
     (Kind::Locks, "a resumption does not read whose row it is", 10),
     (Kind::Locks, "a resumed lock counts its lease from the resumption", 1),
     (Kind::Locks, "a late renewal by a ticket shortens the lease", 2),
-    (Kind::Locks, "acquire ignores a withdrawal", 243),
+    (Kind::Locks, "acquire ignores a withdrawal", 440),
     (Kind::Locks, "a renewal by a ticket leaves the number of the row", 170),
     (Kind::Locks, "a release ends the minimum hold early", 0),
     (Kind::Locks, "a renewal by a ticket that keeps the end leaves the number of the row", 109),
@@ -133,10 +133,12 @@ fn planted_mistakes_leave_no_order() {
     let missed = on_all_cores(0..FOUND.len() as u64, |index| {
         let (kind, name, first) = FOUND[usize::try_from(index).unwrap()];
         let mutation = kind.mutations().iter().find(|mutation| mutation.name == name).copied().unwrap();
-        (!(first..first + 30).any(|seed| is_found(&check(kind, seed, Some(mutation))))).then_some((kind, name))
+        let is_shown = |seed: &u64| is_found(&check(kind, *seed, Some(mutation)));
+        let others = || (0..variable("LOCK_HISTORIES").unwrap_or(0)).find(is_shown);
+        (!(first..first + 30).any(|seed| is_shown(&seed))).then(|| (kind, name, others()))
     });
     let missed: Vec<_> = missed.into_iter().flatten().collect();
-    assert!(missed.is_empty(), "not found: {missed:?}; the ignored test prints where each one is found now");
+    assert!(missed.is_empty(), "not found there, but in these of `LOCK_HISTORIES=6000` histories: {missed:?}");
 }
 
 #[test]
@@ -149,19 +151,4 @@ fn each_planted_mistake_is_found_or_has_a_reason() {
     let all: BTreeSet<_> = Kind::ALL.into_iter().flat_map(of).collect();
     assert_eq!(listed.iter().copied().collect::<BTreeSet<_>>(), all);
     assert_eq!(listed.len(), all.len(), "one is on the lists twice");
-}
-
-#[test]
-#[ignore = "it only prints which of `LOCK_HISTORIES` histories shows each planted mistake first"]
-fn which_history_shows_a_planted_mistake_first() {
-    for kind in Kind::ALL {
-        let firsts = on_all_cores(0..kind.mutations().len() as u64, |index| {
-            let mutation = kind.mutations()[usize::try_from(index).unwrap()];
-            let mut seeds = 0..variable("LOCK_HISTORIES").unwrap_or(1000);
-            let first = seeds.find(|seed| is_found(&check(kind, *seed, Some(mutation))));
-            println!("(Kind::{kind:?}, {:?}, {first:?}),", mutation.name);
-            first
-        });
-        assert!(firsts.iter().any(Option::is_some), "no mistake of {kind:?} was found");
-    }
 }

@@ -64,11 +64,11 @@ impl Locks {
     /// Use [`Locks::client`] for your own requests, because then they share a connection with those of the locks. The client
     /// that you pass shares it only if its configuration names an HTTP client, as that of [`client_config`] does.
     pub fn builder(client: Client, table: impl Into<String>) -> LocksBuilder {
-        let caller = with_http_client(client);
+        let client = with_http_client(client);
         LocksBuilder {
             table: Table {
-                client: for_locks(&caller),
-                caller,
+                sender: for_locks(&client),
+                client,
                 name: table.into(),
                 partition_key: row::DEFAULT_PARTITION_KEY.to_owned(),
                 sort_key: None,
@@ -130,7 +130,7 @@ impl Locks {
     /// other timeouts.
     #[must_use]
     pub fn client(&self) -> &Client {
-        &self.0.table.caller
+        &self.0.table.client
     }
 
     /// Returns the name or ARN of the table.

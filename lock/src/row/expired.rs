@@ -67,7 +67,7 @@ impl Table {
     async fn delete(&self, key: &str, condition: &Condition<'_>) -> Result<bool, Error> {
         let Rendered { condition, names, values, .. } = Rendered::of(condition);
         let request = self
-            .client
+            .sender
             .delete_item()
             .table_name(&self.name)
             .set_key(Some(self.key(key)))

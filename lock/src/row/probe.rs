@@ -36,7 +36,7 @@ impl Table {
     /// Closes the idle connections of the client, if it knows them. Sends nothing.
     #[cfg(feature = "lambda")]
     pub(crate) async fn close_connections(&self) {
-        close(&self.client, send(self.probe_update(PROBE_KEY))).await;
+        close(&self.sender, send(self.probe_update(PROBE_KEY))).await;
     }
 
     /// A condition that neither a row nor a missing row meets.
@@ -56,12 +56,12 @@ impl Table {
     }
 
     pub(crate) fn probe_get(&self, key: &str) -> GetItemFluentBuilder {
-        self.client.get_item().table_name(&self.name).set_key(Some(self.key(key)))
+        self.sender.get_item().table_name(&self.name).set_key(Some(self.key(key)))
     }
 
     /// Builds a scan of one row.
     pub(crate) fn probe_scan(&self) -> ScanFluentBuilder {
-        self.client.scan().table_name(&self.name).limit(1)
+        self.sender.scan().table_name(&self.name).limit(1)
     }
 
     /// Returns the key of a row, without the prefix, if these locks could have it.
@@ -76,6 +76,6 @@ impl Table {
         let check = self.check(PROBE_KEY, &self.never())?;
         let item = TransactWriteItem::builder().condition_check(check).build();
         let token = random::nonce().ok();
-        Ok(self.client.transact_write_items().transact_items(item).set_client_request_token(token))
+        Ok(self.sender.transact_write_items().transact_items(item).set_client_request_token(token))
     }
 }

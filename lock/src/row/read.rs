@@ -134,7 +134,7 @@ impl Holder {
 impl Table {
     /// Reads the row of a key. One consistent read.
     pub(crate) async fn get(&self, key: &str, now: Moment) -> Result<Option<Holder>, Error> {
-        let read = self.client.get_item().table_name(&self.name).consistent_read(true);
+        let read = self.sender.get_item().table_name(&self.name).consistent_read(true);
         let output = in_time(REQUEST_TIMEOUT, Box::pin(read.set_key(Some(self.key(key))).send())).await;
         match output.map_err(|error| Error::from_sdk(error, self.place(), key))?.item {
             Some(item) => Holder::read(item, now).map(Some).map_err(|why| self.malformed(key, why)),
@@ -221,7 +221,7 @@ impl Table {
         is_consistent: bool,
     ) -> Result<ScanOutput, Error> {
         let request = self
-            .client
+            .sender
             .scan()
             .table_name(&self.name)
             .consistent_read(is_consistent)

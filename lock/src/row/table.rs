@@ -20,9 +20,10 @@ pub(super) type Item = HashMap<String, AttributeValue>;
 /// Where the rows are, and how long they stay.
 #[derive(Clone)]
 pub(crate) struct Table {
+    /// The client of the caller.
     pub(crate) client: Client,
-    /// The client of the caller, on whose connections `client` sends.
-    pub(crate) caller: Client,
+    /// The client of all requests here, on the connections of the other.
+    pub(crate) sender: Client,
     pub(crate) name: String,
     pub(crate) partition_key: String,
     /// The name of the sort key and a fixed value, if the table has one.
@@ -43,7 +44,7 @@ impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             client: _,
-            caller: _,
+            sender: _,
             name,
             partition_key,
             sort_key,

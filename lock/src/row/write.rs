@@ -206,7 +206,7 @@ impl Table {
     pub(super) fn request(&self, update: &Update<'_>) -> UpdateItemFluentBuilder {
         let (key, returns) = (self.key(update.key), update.returns.clone());
         let Rendered { update, condition, names, values } = update.render();
-        self.client
+        self.sender
             .update_item()
             .table_name(&self.name)
             .set_key(Some(key))
@@ -278,7 +278,7 @@ impl Table {
             // generator that a snapshot of this process clones.
             let token = self.nonce(write.keys().next().unwrap_or_default())?;
             let request =
-                self.client.transact_write_items().set_transact_items(Some(parts)).client_request_token(token);
+                self.sender.transact_write_items().set_transact_items(Some(parts)).client_request_token(token);
             match request.send().await {
                 Ok(_) => Ok(Answer::Applied(Item::new())),
                 Err(error) => self.cancelled(write, error).map(Answer::Refused),
