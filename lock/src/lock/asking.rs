@@ -436,9 +436,10 @@ impl<'a> Asking<'a> {
             let delay = turns.conflicted(random::unit());
             return self.sleep(delay, now);
         }
-        // A place costs a write, of which the partition has too few.
-        if kind == ErrorKind::Throttled && !self.turns.as_ref().is_some_and(Turns::has_place) {
-            self.turns = None;
+        if kind == ErrorKind::Throttled {
+            self.delays.throttled();
+            // A place costs a write, of which the partition has too few.
+            self.turns.take_if(|turns| !turns.has_place());
         }
         if let Some(turns) = self.turns.as_ref().filter(|_| holder_until.is_some()) {
             let left = self.left(now);

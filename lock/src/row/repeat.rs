@@ -14,13 +14,11 @@ use crate::error::{Cause, Error, ErrorKind};
 use crate::limits::REQUEST_TIMEOUT;
 use crate::random;
 
-/// The delay before a request of a holder that was prevented is sent again, at most. It doubles each time.
+/// The delay before a request of a holder that was prevented is sent again, at most. It doubles each time, unless the request
+/// was throttled. A key has one holder and many waiters, which are throttled as well: the holder asks more often than they
+/// do, because nobody gets the key before its release.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const LONGEST_DELAY: Duration = Duration::from_millis(500);
-/// The longest delay of one that is throttled, for so many tries. A key has one holder and many waiters, which are throttled
-/// as well: the holder asks more often than they do, because nobody gets the key before its release.
-const LONGEST_IF_THROTTLED: Duration = Duration::from_millis(40);
-const TRIES_IF_THROTTLED: u32 = 40;
 
 impl Table {
     /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another request on the row prevents it, for
@@ -43,23 +41,20 @@ impl Table {
         let mut last = None;
         let answered = async {
             let mut delay = FIRST_DELAY;
-            let mut tries = 0_u32;
             loop {
                 let answer = match self.write_once(&write).await {
                     Ok(Answer::Refused(Refused { prevented: Some(error), .. })) => Err(error),
                     answer => answer,
                 };
-                match answer {
-                    Err(error) if error.is_prevented() => {
-                        let asks_often = error.kind() == ErrorKind::Throttled && tries < TRIES_IF_THROTTLED;
-                        delay = delay.min(if asks_often { LONGEST_IF_THROTTLED } else { LONGEST_DELAY });
-                        last = Some(error);
-                    }
+                let is_throttled = match answer {
+                    Err(error) if error.is_prevented() => last.insert(error).kind() == ErrorKind::Throttled,
                     answer => return answer,
+                };
+                if is_throttled {
+                    delay = FIRST_DELAY;
                 }
                 sleep(delay.mul_f64(random::unit())).await;
-                delay *= 2;
-                tries += 1;
+                delay = (2 * delay).min(LONGEST_DELAY);
             }
         };
         let answer = timeout(REQUEST_TIMEOUT, Box::pin(attempts.record(answered))).await;

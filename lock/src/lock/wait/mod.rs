@@ -170,6 +170,11 @@ impl Waiting {
         self.attempts < self.max_attempts && !self.is_over(waited)
     }
 
+    /// Takes note that the last attempt was throttled.
+    pub(crate) fn throttled(&mut self) {
+        self.delays.skip_to_longest();
+    }
+
     /// Returns the delay of plain backoff before the next attempt. `holder_remaining` is the time that is left of the
     /// holder's lease, if there is a holder.
     pub(crate) fn next(&mut self, holder_remaining: Option<Duration>) -> Duration {
