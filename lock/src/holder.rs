@@ -240,6 +240,8 @@ impl Holder {
     }
 
     /// Returns how long recent holds of the key took, from acquire to release: a mean in which the last hold weighs an eighth.
+    /// By as much as the acquire's request took longer than its fastest one, or than 4 ms if it was the first, a hold is
+    /// shorter: the first requests of callers that connect or come all at once are slow.
     /// `None` before the first release of a lock or a permit; a release of several keys leaves it as it is.
     #[must_use]
     pub fn hold_time(&self) -> Option<Duration> {

@@ -341,7 +341,7 @@ impl<'a> Asking<'a> {
             return self.withdraw(AfterWithdrawal::Anew { asks_at_once: false }, now);
         };
         let excess = if self.sent.last().is_some_and(|(last, ..)| *last == first) {
-            self.turns.as_ref().map(|turns| turns.excess(round_trip)).unwrap_or_default()
+            wait::excess(round_trip, self.turns.as_ref().and_then(Turns::round_trip))
         } else {
             tracing::debug!(key = self.acquire.name(), "acquired by an earlier attempt, whose answer was lost");
             Duration::ZERO

@@ -208,6 +208,18 @@ async fn a_release_stores_the_mean_hold_and_its_deviation() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_hold_counts_at_most_4_ms_of_its_first_request() {
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
+    let host = engine.host().faults(Faults::seeded(1).latency(ms(50)..ms(50))).build();
+    let lock = Locks::builder(host.client(), "locks").build().unwrap().acquire("job").await.unwrap();
+    sleep(ms(20)).await;
+    lock.release().await.unwrap();
+    let hold = in_ms(&row(&engine).await["hold"]);
+    assert!((hold - 24.0).abs() < 1.0, "{hold}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_waiter_of_a_dead_holder_has_the_key_when_the_lease_ends() {
     for seed in 0..20 {
         fastrand::seed(seed);

@@ -13,7 +13,7 @@ mod turns;
 use std::time::Duration;
 
 pub use self::backoff::{Backoff, Jitter};
-pub(crate) use self::turn::{Memory, elsewhere};
+pub(crate) use self::turn::{Memory, elsewhere, excess};
 pub(crate) use self::turns::{Step, Turns};
 use crate::error::Error;
 

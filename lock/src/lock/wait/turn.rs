@@ -41,6 +41,8 @@ const AGAIN: Duration = Duration::from_millis(5);
 const EARLY: f64 = 0.5;
 /// The time until the next in line asks again, in deviations.
 const STEP: f64 = 0.5;
+/// The time of a request that is certainly not a slow one.
+const QUICK: Duration = Duration::from_millis(4);
 /// The delay in ages of a hold whose end cannot be predicted.
 const GROWTH: f64 = 0.45;
 /// A part of a hold that is short beside it. A waiter who is alone asks once more before the lease ends while the hold is
@@ -60,7 +62,7 @@ pub(crate) struct KeyTurn {
     /// How many joins have failed since the last one that did not.
     failed_joins: u32,
     /// The shortest time of a request.
-    round_trip: Option<Duration>,
+    pub(super) round_trip: Option<Duration>,
     seen: Option<Seen>,
 }
 
@@ -231,11 +233,6 @@ impl KeyTurn {
             self.place = None;
         }
         self.seen = Some(Seen { at: now, holds, free, waiters: holder.waiters(), queue: holder.queue });
-    }
-
-    /// Returns by how much a request of this time took longer than the fastest one.
-    pub(crate) fn excess(&self, round_trip: Duration) -> Duration {
-        self.round_trip.map_or(Duration::ZERO, |shortest| round_trip.saturating_sub(shortest))
     }
 
     /// Takes note of a place that this waiter was given.
@@ -473,8 +470,14 @@ impl KeyTurn {
     /// which includes a request, limits it.
     fn round_trip(&self) -> f64 {
         let hold_time = self.seen.as_ref().and_then(|seen| seen.queue.hold_time).map_or(f64::MAX, |hold| in_ms(hold).0);
-        self.round_trip.map_or(1.0, ms).min((0.3 * hold_time).max(4.0)).clamp(1.0, 1000.0)
+        self.round_trip.map_or(1.0, ms).min((0.3 * hold_time).max(ms(QUICK))).clamp(1.0, 1000.0)
     }
+}
+
+/// Returns by how much a request of this time took longer than the fastest one. The first requests of callers that connect,
+/// or that come all at once, are slow. Waiters would take them for a part of the hold, and sleep too long.
+pub(crate) fn excess(round_trip: Duration, shortest: Option<Duration>) -> Duration {
+    round_trip.saturating_sub(shortest.unwrap_or(QUICK))
 }
 
 /// Returns the delay after so many failures in a row.

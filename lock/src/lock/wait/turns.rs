@@ -155,9 +155,9 @@ impl Turns {
         self.may_reserve = false;
     }
 
-    /// Returns by how much a request of this time took longer than the fastest one.
-    pub(crate) fn excess(&self, round_trip: Duration) -> Duration {
-        self.each.iter().map(|turn| turn.excess(round_trip)).max().unwrap_or_default()
+    /// Returns the shortest time of a request that was refused.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.each.iter().filter_map(|turn| turn.round_trip).min()
     }
 
     /// Returns `true` if this waiter has a place in a queue.
