@@ -1,12 +1,12 @@
 //! `client_config`: the retries and timeouts of a DynamoDB client for locks. `FirstRetry`: which retry does not wait.
-//! `SdkAttempts`: which attempts were answered.
+//! `for_locks`: the client of the requests of locks. `SdkAttempts`: which attempts were answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aws_config::SdkConfig;
-use aws_sdk_dynamodb::config::StalledStreamProtectionConfig;
+use aws_sdk_dynamodb::config::{IdentityCache, StalledStreamProtectionConfig};
 use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::{Client, config};
@@ -77,6 +77,8 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 ///
 /// After an environment was frozen, all connections in the pool may be dead. The first one that does not answer closes the
 /// others that have not answered since, so a request meets one dead connection, and its next attempt opens a new one.
+///
+/// If `config` has no HTTP client, the builder gets one, so that all clients of this configuration share their connections.
 ///
 /// A value in `config` that differs from the SDK's default is kept, such as one from `AWS_MAX_ATTEMPTS`. To override
 /// another value, set it on the returned builder. Sends no request.
@@ -225,15 +227,22 @@ tokio::task_local! {
     static OF_REQUEST: SdkAttempts;
 }
 
-/// Returns the client with an HTTP client in its configuration, so that clients that are made from it share its connections.
-pub(crate) fn with_http_client(client: Client) -> Client {
+/// Returns the client with an HTTP client and an identity cache in its configuration, so that clients that are made from it share
+/// its connections and credentials.
+pub(crate) fn shareable(client: Client) -> Client {
     let config = client.config();
-    if config.http_client().is_some() {
+    if config.http_client().is_some() && config.identity_cache().is_some() {
         return client;
     }
-    let mut config = config.to_builder();
-    config.set_http_client(http_client(None).ok());
-    Client::from_conf(config.build())
+    let mut builder = config.to_builder();
+    if config.http_client().is_none() {
+        // Without one, the SDK makes its own.
+        builder.set_http_client(http_client(None).ok());
+    }
+    if config.identity_cache().is_none() {
+        builder.set_identity_cache(IdentityCache::lazy().build());
+    }
+    Client::from_conf(builder.build())
 }
 
 /// Returns a client for the requests of locks, on the connections of this one. It tells [`SdkAttempts`] about its attempts.

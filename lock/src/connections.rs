@@ -47,7 +47,7 @@ struct Answered {
 type Ends = (SocketAddr, Option<SocketAddr>);
 
 /// The name of the interceptor.
-const NAME: &str = "Connections";
+const NAME: &str = "lambda_lock::Connections";
 
 /// The number of an attempt.
 #[derive(Clone, Copy, Debug)]

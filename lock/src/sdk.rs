@@ -310,7 +310,8 @@ pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClie
     };
     let tls = TlsContext::builder().with_trust_store(trusted).build();
     let tls = tls.map_err(|error| Error::invalid("the settings of TLS are invalid").with_source(error))?;
-    // As the SDK makes its own. A resolver of another type would add another HTTP client to each program, 700 KB of machine code.
+    // As the SDK makes its own. With a resolver of another type, each program would have the HTTP client twice, 700 KB of machine
+    // code.
     let client = Builder::new().build_with_connector_fn(move |settings, components| {
         let mut connector = ConnectorBuilder::default()
             .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
@@ -320,7 +321,11 @@ pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClie
         connector.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
         connector.build()
     });
-    Ok(Naming(client).into_shared())
+    // A proxy may be the host without an address.
+    let has_proxy = ["http_proxy", "https_proxy", "all_proxy"]
+        .into_iter()
+        .any(|name| env::var_os(name).is_some() || env::var_os(name.to_uppercase()).is_some());
+    Ok(if has_proxy { client } else { Naming(client).into_shared() })
 }
 
 /// An HTTP client, or a connector of it, whose errors name the host that has no address.

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::register::Register;
-use crate::client::{client_config, for_locks, with_http_client};
+use crate::client::{client_config, for_locks, shareable};
 use crate::clock::Clock;
 use crate::error::{Cause, Error};
 use crate::limits::{
@@ -62,9 +62,10 @@ impl Locks {
     /// Returns the default settings for this client and this table, given by its name or ARN.
     ///
     /// Use [`Locks::client`] for your own requests, because then they share a connection with those of the locks. The client
-    /// that you pass shares it only if its configuration names an HTTP client, as that of [`client_config`] does.
+    /// that you pass, and locks of other tables with the same client, share it only if its configuration names an HTTP client, as
+    /// that of [`client_config`] does.
     pub fn builder(client: Client, table: impl Into<String>) -> LocksBuilder {
-        let client = with_http_client(client);
+        let client = shareable(client);
         LocksBuilder {
             table: Table {
                 sender: for_locks(&client),

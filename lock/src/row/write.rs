@@ -339,8 +339,8 @@ fn is_unreadable(error: &SdkError<UpdateItemError>) -> bool {
 
 type Sent = BoxFuture<'static, Result<UpdateItemOutput, SdkError<UpdateItemError>>>;
 
-/// Sends an update. The box hides the type of the future: otherwise
-/// each crate that polls the request compiles the SDK's request loop again, 150 KB of machine code.
+/// Sends an update. The box hides the type of the future: otherwise each crate that polls the request compiles the SDK's request
+/// loop again, 150 KB of machine code.
 pub(super) fn send(request: UpdateItemFluentBuilder) -> Sent {
     Box::pin(request.send())
 }

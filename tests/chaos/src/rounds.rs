@@ -240,6 +240,10 @@ async fn without_mistakes(settings: &Settings, site: &Site, report: &mut Vec<Str
             break;
         }
     }
+    if foreign.left_out.values().sum::<usize>() > foreign.requests / 3 {
+        println!("The foreign checker has left out more than a quarter of the requests.");
+        return violations.len() + foreign.violations + 1;
+    }
     violations.len() + foreign.violations
 }
 

@@ -146,6 +146,7 @@ async fn permits_whose_holders_died_free_their_places_in_turn() {
     let sent = stage.host.requests();
     let served = stage.serve(2, 6, ms(10), ms(20)).await;
     let order: Vec<_> = served.iter().map(|(number, _)| *number).collect();
+    // Both permits come free at the same time, so that waiters with the next places ask at about the same time.
     assert!((0..6).zip(&order).all(|(place, number)| u32::abs_diff(place, *number) <= 3), "{order:?}");
     // The lease and the skew.
     let first = served[0].1;

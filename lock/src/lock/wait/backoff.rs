@@ -29,8 +29,8 @@ const MAX_SKIPPED: u32 = 1000;
 /// | [`jitter`](Self::jitter) | [`Jitter::Full`] |
 ///
 /// The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread by the [`Jitter`], and never
-/// longer than the cap. After an attempt that DynamoDB throttles, *d* is the cap at once, so that the holder can release. A
-/// delay ends at most one base delay after the end of the holder's lease.
+/// longer than the cap. An attempt that DynamoDB throttles counts as three, so that the holder can release. A delay ends at
+/// most one base delay after the end of the holder's lease.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
     base: Duration,
@@ -128,16 +128,11 @@ pub(crate) struct Delays {
 }
 
 impl Delays {
-    /// Leaves out so many delays, which another process has slept.
+    /// Leaves out so many delays.
     pub(crate) fn skip(&mut self, delays: u32) {
         for _ in 0..delays.min(MAX_SKIPPED) {
             self.next(None);
         }
-    }
-
-    /// Leaves out all delays that are shorter than the cap.
-    pub(crate) fn skip_to_longest(&mut self) {
-        self.exponential = self.backoff.cap;
     }
 
     /// Returns the delay before the next attempt. `holder_remaining` is the time that is left of the holder's lease, if

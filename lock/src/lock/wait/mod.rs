@@ -170,9 +170,9 @@ impl Waiting {
         self.attempts < self.max_attempts && !self.is_over(waited)
     }
 
-    /// Takes note that the last attempt was throttled.
+    /// Takes note that the last attempt was throttled: it counts as three, so that the requests of the holder are answered.
     pub(crate) fn throttled(&mut self) {
-        self.delays.skip_to_longest();
+        self.delays.skip(2);
     }
 
     /// Returns the delay of plain backoff before the next attempt. `holder_remaining` is the time that is left of the
