@@ -15,7 +15,7 @@ use lambda_lock_tests::{
 };
 
 /// How many histories of each kind the short search runs.
-const SHORT: u64 = 60;
+const SHORT: u64 = 75;
 /// How many histories a search for a mutation runs, from the seed that the mutation names.
 const FOR_A_MUTATION: u64 = 2000;
 

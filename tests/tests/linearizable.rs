@@ -33,7 +33,7 @@ fn each_history_has_an_order_in_which_the_rows_give_every_answer() {
 
 /// The planted mistakes that this checker finds, with the seed of the first history that shows each one. Those of locks are
 /// looked for in both kinds of histories of one key.
-const FOUND: [(Kind, &str, u64); 81] = [
+const FOUND: [(Kind, &str, u64); 79] = [
     (Kind::Locks, "release without the owner check", 9),
     (Kind::Locks, "acquire ignores the lease's end", 0),
     (Kind::Locks, "clock skew not added", 0),
@@ -50,7 +50,6 @@ const FOUND: [(Kind, &str, u64); 81] = [
     (Kind::Locks, "a resumption does not read whose row it is", 10),
     (Kind::Locks, "a resumed lock counts its lease from the resumption", 1),
     (Kind::Locks, "a late renewal by a ticket shortens the lease", 2),
-    (Kind::Locks, "acquire ignores a withdrawal", 440),
     (Kind::Locks, "a renewal by a ticket leaves the number of the row", 170),
     (Kind::Locks, "a release ends the minimum hold early", 0),
     (Kind::Locks, "a renewal by a ticket that keeps the end leaves the number of the row", 109),
@@ -106,7 +105,6 @@ const FOUND: [(Kind, &str, u64); 81] = [
     (Kind::Records, "no nonce check on refusal", 6),
     (Kind::Records, "the lease is too long", 0),
     (Kind::Records, "completion left out of the transaction", 3),
-    (Kind::Records, "complete without the owner check", 2040),
     (Kind::Rates, "a call begins anew although others are due", 0),
     (Kind::Rates, "a call takes half of its time", 0),
     (Kind::Rates, "a call follows calls that are long over", 0),
@@ -117,12 +115,18 @@ const FOUND: [(Kind, &str, u64); 81] = [
     (Kind::Rates, "a wait has no bound", 1),
 ];
 
-/// Those that only our own checkers know, and why.
-const ONLY_OURS: [(Kind, &str, &str); 1] = [(
-    Kind::Several,
-    "a throttled transaction of a holder is not repeated",
-    "a holder that gives up sends nothing, so that every answer is still right",
-)];
+/// Those that only our own checkers are sure to find, and why.
+const ONLY_OURS: [(Kind, &str, &str); 3] = [
+    (
+        Kind::Several,
+        "a throttled transaction of a holder is not repeated",
+        "a holder that gives up sends nothing, so that every answer is still right",
+    ),
+    (Kind::Locks, "acquire ignores a withdrawal", RARE),
+    (Kind::Records, "complete without the owner check", RARE),
+];
+const RARE: &str =
+    "fewer than one of 200 histories shows it, because requests have to be late in the one order that matters";
 
 fn is_found(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::NotLinearizable(_) | Verdict::Overlap(_))
