@@ -29,7 +29,7 @@ use witness::Witness;
 /// How late a request can arrive.
 const LATEST_ARRIVAL: Duration = Duration::from_secs(5);
 
-/// What the clients of a history want.
+/// The clients of a history want this.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Kind {
     /// One key.

@@ -57,7 +57,7 @@ pub(crate) struct Plan {
     pub(crate) plant: Option<&'static Plant>,
 }
 
-/// What a round leaves.
+/// A round leaves these.
 #[derive(Debug)]
 pub(crate) struct Played {
     /// For our own checker.

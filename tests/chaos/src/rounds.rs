@@ -146,7 +146,7 @@ async fn find(plant: &'static Plant, number: usize, seed: u64, site: &Site) -> (
     (is_found, line)
 }
 
-/// What the foreign checker says about all rounds.
+/// The foreign checker says this about all rounds.
 #[derive(Debug, Default)]
 struct Foreign {
     requests: usize,

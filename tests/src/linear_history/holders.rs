@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::{Kind, Scene};
 use crate::history::stage::{self, Waiting, millis};
 
-/// What the clients of a history want.
+/// The clients of a history want this.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     keys: Vec<String>,

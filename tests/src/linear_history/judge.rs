@@ -58,7 +58,7 @@ pub enum Seen {
     },
 }
 
-/// What is known of a list of events.
+/// The judge knows this of a list of events.
 #[derive(Clone, Debug, Default)]
 pub struct Judged {
     /// How many requests have an order.
@@ -208,7 +208,7 @@ struct Group {
     sections: Vec<Vec<Windowed>>,
 }
 
-/// What the tester says.
+/// The tester says this.
 enum Found {
     /// The rows after an order.
     Order(Rows),

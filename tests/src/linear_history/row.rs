@@ -50,7 +50,7 @@ impl Row {
     }
 }
 
-/// What a request wants of one row.
+/// A request wants this of one row.
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
     /// It shows the row.
@@ -65,7 +65,7 @@ enum Part {
     },
 }
 
-/// What a row makes of a part.
+/// A row does this with a part.
 #[derive(Debug)]
 enum Effect {
     /// It must reject it.
@@ -94,7 +94,7 @@ impl Part {
         Self::Change { change, expiration: write.number("expiration") }
     }
 
-    /// What a row makes of this.
+    /// A row does this with it.
     fn effect(&self, row: Option<&Row>) -> Effect {
         match self {
             Self::Read => Effect::Rejected,
@@ -182,7 +182,7 @@ impl Asked {
         self.parts.iter().any(|(_, part)| part.may_be_rejected())
     }
 
-    /// What an answer of the rows says.
+    /// An answer of the rows says this.
     pub(super) fn answer(&self, operation: &str, request: &Value, status: u16, body: &Value) -> Answer {
         let is_accepted = Some(status == 200 && operation != "GetItem");
         let before = |item: &Value| Shown::Before(Row::of(item));
@@ -230,7 +230,7 @@ impl Answer {
     }
 }
 
-/// What an answer shows of a row: the row before or after the request, or that there was none.
+/// An answer shows this of a row: the row before or after the request, or that there was none.
 #[derive(Clone, Debug, PartialEq)]
 enum Shown {
     Nothing,
@@ -267,7 +267,7 @@ impl Rows {
         Self { steps: Rc::clone(steps), ..self }
     }
 
-    /// What the rows make of each part of the request.
+    /// The rows do this with each part of the request.
     fn effects(&self, asked: &Asked) -> Vec<Effect> {
         asked.parts.iter().map(|(key, part)| part.effect(self.there.get(key))).collect()
     }

@@ -35,7 +35,7 @@ pub(super) fn check(ops: &[Op]) -> Vec<Violation> {
     violations
 }
 
-/// What all operations say.
+/// The operations say these, taken together.
 #[derive(Debug, Default)]
 struct Said<'a> {
     by_name: HashMap<String, &'a Op<'a>>,

@@ -222,7 +222,7 @@ fn run(name: &str, fence: u64, from: u64, to: u64, says: &[What]) -> Process {
     process(name, events)
 }
 
-/// The same operation as another one of its process, which goes on with the first one's invocation.
+/// The second process becomes a later operation of the first, which goes on with the same invocation.
 fn goes_on(mut before: Process, after: Process) -> Process {
     let at = after.events[0].at - 1;
     before.events.push(Event { at, ahead: 0, op: 1, what: What::GoesOn { of: 0 } });

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::{Broken, Op, Violation};
 use crate::event::{Event, What};
 
-/// What reading two clocks takes, and that a wait has whole milliseconds, in microseconds.
+/// Reading two clocks takes some of this, and a wait is rounded up to whole milliseconds; in microseconds.
 const ROUNDING: i64 = 3000;
 /// A process sees at most one step of its clock in so many nanoseconds, because faketime reads its file each second.
 const ONE_STEP: u64 = 900_000_000;

@@ -15,7 +15,7 @@ const PERIOD: u64 = 250_000_000;
 /// How often an invocation acquires its key, at most.
 const TRIES: usize = 16;
 
-/// What comes after an operation of an invocation.
+/// An invocation does this after one of its operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Next {
     /// It has succeeded.

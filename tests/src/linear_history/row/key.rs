@@ -15,11 +15,11 @@ pub(super) struct Key {
     withdrawn: u64,
     /// The acquisition with this number was asked to run once more.
     asked: u64,
-    /// What the completed run has stored.
+    /// The completed run has stored this.
     outcome: Option<Value>,
 }
 
-/// What a run stores: its result or its error, or neither.
+/// A run stores this: its result or its error, or neither.
 fn outcome_of(data: Option<&Value>, error: Option<&Value>) -> Value {
     json!([data, error])
 }
@@ -36,7 +36,7 @@ impl Key {
     }
 }
 
-/// What a request wants of the row of a key.
+/// A request wants this of the row of a key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Change {
     Acquire {
@@ -65,7 +65,7 @@ pub(super) enum Change {
         seen: (String, u64),
         last: u64,
         now: u64,
-        /// What it stores if it completes the run.
+        /// It stores this if it completes the run.
         outcome: Option<Value>,
     },
     Complete {

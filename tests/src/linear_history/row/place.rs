@@ -21,7 +21,7 @@ pub(super) struct Place {
     pub(super) resumed: String,
 }
 
-/// What the attributes of a place are called.
+/// The attributes of a place have these names.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Names {
     pub(super) number: &'static str,
@@ -52,7 +52,7 @@ impl Place {
     }
 }
 
-/// What its owner wants of a place, or somebody who has the owner's ticket.
+/// The owner of a place wants this of it, or somebody who has the owner's ticket.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Change {
     owner: String,
@@ -93,7 +93,7 @@ enum What {
     },
 }
 
-/// What is left of a place.
+/// A release leaves this of a place.
 #[derive(Debug)]
 pub(super) enum Left {
     Nothing,

@@ -65,7 +65,7 @@ fn is_semaphore(status: &str) -> bool {
     status == "SEMAPHORE"
 }
 
-/// What a request wants of the row of a semaphore.
+/// A request wants this of the row of a semaphore.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Change {
     Acquire {
