@@ -73,6 +73,7 @@ pub const MUTATIONS: [Mutation; 15] = [
     Mutation {
         name: "a takeover does not read whose keys it saw",
         breaks: FREED,
+        first_seed: 2309,
         request: identity_unread,
         ..Mutation::NONE
     },
