@@ -166,6 +166,14 @@ impl Identities {
         self.seen.insert((place.to_owned(), owner.to_owned(), fence));
     }
 
+    /// The network has repeated an acquire that took a permit, and it has taken one for nobody, with another fence. An operator
+    /// who has seen the first permit frees this one, too, because both have the number of that request.
+    pub(crate) fn repeated(&mut self, place: &str, owner: &str, fence: u64) {
+        if self.seen.iter().any(|(seen, by, _)| seen == place && by == owner) {
+            self.seen.insert((place.to_owned(), owner.to_owned(), fence));
+        }
+    }
+
     /// Why the answer to a release by force of this acquisition is wrong. After each answer, the owner has it no longer: it
     /// was freed, or the row has changed.
     pub(crate) fn forced(&self, place: &str, seen: &Holder, answer: &Result<bool, Error>) -> Option<String> {

@@ -143,6 +143,9 @@ impl Observe for Ledger {
                         format!("{OWNERS}: {key} was taken again by {holder}, which had released it"),
                     );
                 }
+                if !is_first {
+                    state.identities.repeated(&place_of(&key, name_of(&owner)), &owner, fence);
+                }
                 state.released.remove(&owner);
                 state.sequences.remove(&owner);
                 let replaced: Vec<_> = update.other_permits().collect();
@@ -281,6 +284,11 @@ impl State {
     fn give_up(&mut self, key: String, number: Option<u64>) {
         let withdrawn = self.withdrawn.entry(key).or_default();
         *withdrawn = number.unwrap_or_default().max(*withdrawn);
+    }
+
+    /// Returns `true` if a release of this owner was applied. A request that was repeated may have taken a permit for nobody since.
+    fn was_released(&self, owner: &str) -> bool {
+        self.released.contains(owner) || self.done.contains(owner)
     }
 
     fn release(&mut self, owner: String) {
@@ -438,7 +446,7 @@ impl Operation {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
         self.leave(&mut state);
-        let applied = state.released.contains(permit.owner());
+        let applied = state.was_released(permit.owner());
         match answer {
             // A release whose first attempt was not answered finds nothing of its permit. Others may have freed it.
             Ok(()) if !applied && !self.is_superseded(&state, permit.owner()) => {
@@ -504,7 +512,7 @@ impl Operation {
     /// finds it gone. Until the end of the lease that the ticket has, which a renewal with it does not move, that counts as
     /// released.
     pub(super) fn ticket_release_refused(&self, owner: &str, of_ticket: SystemTime, end: SystemTime, error: &Error) {
-        let was_applied = self.ledger.state().released.contains(owner);
+        let was_applied = self.ledger.state().was_released(owner);
         // A clock that is ahead by half the skew sees that end earlier.
         let of_ticket = of_ticket - self.ledger.longest_skew / 2;
         self.ticket_refused(owner, if was_applied { end.min(of_ticket) } else { end }, error);
