@@ -16,11 +16,14 @@ pub(crate) struct Identities {
     /// Places and the owners that have lost them to a later acquire of their identity, or because others have freed them. They
     /// may still consider themselves valid.
     superseded: HashSet<(String, String)>,
+    /// Places and the owners whose clients know that they have acquired them.
+    known: HashSet<(String, String)>,
     /// Places and identities for which a host has sent a release.
     stopped: HashSet<(String, String)>,
     /// Places, owners and fences that an operator has seen, and may free by force.
     seen: HashSet<(String, String, u64)>,
-    /// How often a release was applied to a place.
+    /// How often a release was applied to a place, or another client has replaced what it had. Nothing of a permit stays in its
+    /// row, so a release for an identity that finds it gone cannot know which.
     freed: HashMap<String, usize>,
 }
 
@@ -70,7 +73,11 @@ impl Identities {
                 if is_same && now.owner != *owner {
                     self.superseded.insert((place.to_owned(), now.owner.clone()));
                 }
-                self.superseded.remove(&(place.to_owned(), owner.clone()));
+                // A late attempt takes it for nobody if its client has acquired it before.
+                let of_owner = (place.to_owned(), owner.clone());
+                if !self.known.contains(&of_owner) {
+                    self.superseded.remove(&of_owner);
+                }
                 let acquires = now.acquires + 1;
                 let (end, fence) = (end.unwrap_or_default(), fence.unwrap_or_default());
                 *now = Place { owner: owner.clone(), is_held: true, is_freed: false, fence, end, acquires };
@@ -117,10 +124,16 @@ impl Identities {
         effect
     }
 
-    /// Others have replaced what was in this place.
+    /// The client of this owner knows that it has acquired the place.
+    pub(crate) fn acquired(&mut self, place: &str, owner: &str) {
+        self.known.insert((place.to_owned(), owner.to_owned()));
+    }
+
+    /// Another client has replaced what was in this place, because its lease had ended.
     pub(crate) fn replaced(&mut self, place: &str) {
-        if let Some(place) = self.places.get_mut(place) {
-            place.is_held = false;
+        if let Some(now) = self.places.get_mut(place) {
+            now.is_held = false;
+            *self.freed.entry(place.to_owned()).or_default() += 1;
         }
     }
 
@@ -150,7 +163,7 @@ impl Identities {
         now: SystemTime,
     ) -> Option<String> {
         let freed = self.freed.get(place).copied().unwrap_or_default();
-        // The holder itself may have released it meanwhile.
+        // The holder itself may have released it meanwhile, or its lease has ended and another client has replaced it.
         if is_freed && freed == before.freed {
             return Some(format!("{place}: a release for its identity was reported that did not happen"));
         }

@@ -344,6 +344,7 @@ impl Operation {
                 ledger.broke(&mut state, format!("{} was given a permit that the table gave {other}", self.name));
             }
         }
+        state.identities.acquired(&place_of(&self.key, name_of(permit.owner())), permit.owner());
         self.hold(&mut state, permit.owner(), fence, Valid::Ask(Arc::downgrade(permit)));
         self.check_holders(&mut state);
     }
