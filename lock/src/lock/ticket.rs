@@ -518,6 +518,9 @@ mod format {
     const LATEST: u64 = 253_402_300_799_999;
     /// Leaves room for the number of the release.
     const MAX_NUMBER: u64 = i64::MAX as u64 - 1;
+    /// By how much the number of a release exceeds that of the acquisition at most, if that is ahead of the clock: each attempt
+    /// that was not answered has one more.
+    const MAX_ATTEMPTS: u64 = 1_000_000;
 
     /// The fields are optional, so that the version is looked at first.
     #[derive(Deserialize, Serialize)]
@@ -609,7 +612,8 @@ mod format {
             })?;
             let own = number("number", written.number, MAX_NUMBER)?;
             // That of a forged ticket leaves room for the numbers of later acquires.
-            let release = number("release", written.release, LATEST * 1000)?;
+            let release =
+                number("release", written.release, (LATEST * 1000).max(own + MAX_ATTEMPTS).min(MAX_NUMBER + 1))?;
             Ok(Self {
                 table,
                 key_prefix,

@@ -214,8 +214,6 @@ pub(super) enum To<'a> {
     Default(Value<'a>),
     /// The value of this attribute, or the first value if it is missing, and the second value more.
     Plus(Path, Box<[Value<'a>; 2]>),
-    /// Its value, or that of another attribute if it is missing.
-    DefaultOf(Path),
     /// Its value less this one.
     Minus(Value<'a>),
 }
@@ -383,13 +381,6 @@ impl<'e> Placeholders<'e> {
         match to {
             To::Value(value) => self.write_value(value, text),
             To::Default(value) => self.write_default(path, value, text),
-            To::DefaultOf(other) => {
-                text.push_str("if_not_exists(");
-                self.write_path(path, text);
-                text.push_str(", ");
-                self.write_path(other, text);
-                text.push(')');
-            }
             To::Plus(of, values) => {
                 let [start, more] = &**values;
                 self.write_default(of, start, text);

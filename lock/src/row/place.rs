@@ -183,7 +183,7 @@ impl<'a> Place<'a> {
             .when(not(self.at(Field::LeaseEnd).at_most(now())))
             .set(self.at(Field::Number), count("number", attempt))
             .set(self.at(Field::Holder), text("holder", claim.holder))
-            .set(self.at(Field::HeldSince), To::DefaultOf(self.at(Field::AcquiredAt)))
+            .set(self.at(Field::HeldSince), count("held_since", seen.held_since.unwrap_or(claim.now.millis())))
             .set(self.at(Field::AcquiredAt), now())
             .set(self.at(Field::LeaseEnd), count("lease_end", claim.lease.end))
             .set(EXPIRATION, count("expiration", claim.lease.expiration));

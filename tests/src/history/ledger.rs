@@ -160,6 +160,10 @@ impl Ledger {
         }
         // What asks again is held again.
         state.released.remove(owner);
+        // What it has released before was an attempt that it withdrew.
+        if state.last_released.get(key).is_some_and(|last| last == owner) {
+            state.last_released.remove(key);
+        }
         let end = update.number(LEASE_END).unwrap();
         state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
         state.applied.insert((key.clone(), fence), holder);

@@ -263,8 +263,10 @@ impl Ledger {
             self.broke(state, format!("(vii) {key} was taken {early:?} before the end of a window"));
         }
         let [sent, end] = [acquire.sent(), acquire.number(LEASE_END)].map(Option::unwrap).map(Duration::from_millis);
+        let ends = now + end.saturating_sub(sent);
         if let Some(record) = state.records.get_mut(&owner) {
             record.is_ghost = true;
+            record.ends = record.ends.max(ends);
         } else {
             let last = state.fences.insert(key.clone(), fence).filter(|last| fence <= *last);
             // A request that is late by the whole window can write a deleted row again.
@@ -273,7 +275,7 @@ impl Ledger {
             }
             let record = Record {
                 sent: SystemTime::UNIX_EPOCH + sent,
-                ends: now + end.saturating_sub(sent),
+                ends,
                 is_ghost: false,
                 released: None,
                 completed: None,

@@ -52,6 +52,8 @@ pub(crate) struct Kept {
     fences: HashMap<(String, String), u64>,
     /// Keys, nonces and fences that an operator has seen, and may free by force.
     seen: HashSet<(String, String, u64)>,
+    /// Keys, nonces and numbers of the attempts that were applied.
+    arrived: HashSet<(String, String, Option<u64>)>,
     /// Keys and nonces that an operator has freed. They may still consider themselves valid.
     freed: HashSet<(String, String)>,
     /// The tokens of applied transactions.
@@ -124,7 +126,14 @@ impl Ledger {
                 let of_owner = (key.clone(), owner.clone());
                 state.released.remove(&of_owner);
                 state.freed.remove(&of_owner);
-                state.fences.insert(of_owner, fence);
+                let earlier = state.fences.insert(of_owner, fence);
+                // A request that is repeated takes a permit for nobody. An operator who has seen what it took first may free it.
+                let is_repeated = !state.arrived.insert((key.clone(), owner.clone(), write.attempt()));
+                if let Some(earlier) = earlier.filter(|_| is_repeated)
+                    && state.seen.contains(&(key.clone(), owner.clone(), earlier))
+                {
+                    state.seen.insert((key.clone(), owner.clone(), fence));
+                }
                 state.rows.entry(key).or_default().owner = owner;
             }
             Purpose::Renew | Purpose::Release | Purpose::Complete
