@@ -41,9 +41,9 @@ fn assert_no_violation<C: Debug>(seed: u64, outcome: &Outcome<C>) {
     );
 }
 
-/// Runs histories on all cores until one violates a guarantee. Returns the outcomes that they reached.
+/// Runs so many histories on all cores, until one violates a guarantee. Returns the outcomes that they reached.
 fn assert_guarantees_hold<C: Counted + Debug + Send>(
-    long: u64,
+    histories: u64,
     history: impl Fn(u64) -> Outcome<C> + Sync,
 ) -> Vec<(C, Twisted)> {
     if let Some(seed) = variable("LOCK_SEED") {
@@ -54,7 +54,7 @@ fn assert_guarantees_hold<C: Counted + Debug + Send>(
     }
     let is_found = AtomicBool::new(false);
     let first = variable("LOCK_FIRST").unwrap_or(0);
-    let outcomes = on_all_cores(first..first + histories(long), |seed| {
+    let outcomes = on_all_cores(first..first + histories, |seed| {
         if is_found.load(Ordering::Relaxed) {
             return None;
         }
@@ -153,7 +153,7 @@ macro_rules! histories_of {
 
             #[test]
             fn the_guarantees_hold_and_every_outcome_is_reached() {
-                assert_reached(&assert_guarantees_hold($long, |seed| $run(seed, None)));
+                assert_reached(&assert_guarantees_hold(histories($long), |seed| $run(seed, None)));
             }
 
             #[test]
