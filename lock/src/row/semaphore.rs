@@ -33,7 +33,12 @@ pub(super) fn permits(item: &mut Item, now: u64) -> Result<Vec<Holder>, String> 
 /// Reads the permit that has a name with this end: the owner, or what its nonce follows.
 fn read(start: &str, fence: Option<u64>, mut map: Item, now: u64) -> Result<Holder, String> {
     let written = AttributeValue::M(map.clone());
-    let owner = start.to_owned() + &string_at(&mut map, permit::NONCE)?.unwrap_or_default();
+    let nonce = string_at(&mut map, permit::NONCE)?;
+    // The name of another permit is its owner, which has no such end.
+    if nonce.is_none() && start.ends_with('#') {
+        return Err(format!("`{}` is missing", permit::NONCE));
+    }
+    let owner = start.to_owned() + &nonce.unwrap_or_default();
     if split(&owner).map_or(owner.as_str(), |(start, _)| start) != start {
         return Err(format!("`{}` does not belong to the name", permit::NONCE));
     }

@@ -124,11 +124,13 @@ impl Ledger {
                 }
                 // What asks again is held again.
                 let of_owner = (key.clone(), owner.clone());
-                state.released.remove(&of_owner);
-                state.freed.remove(&of_owner);
-                let earlier = state.fences.insert(of_owner, fence);
                 // A request that is repeated takes a permit for nobody. An operator who has seen what it took first may free it.
                 let is_repeated = !state.arrived.insert((key.clone(), owner.clone(), write.attempt()));
+                if !is_repeated {
+                    state.released.remove(&of_owner);
+                    state.freed.remove(&of_owner);
+                }
+                let earlier = state.fences.insert(of_owner, fence);
                 if let Some(earlier) = earlier.filter(|_| is_repeated)
                     && state.seen.contains(&(key.clone(), owner.clone(), earlier))
                 {
