@@ -518,8 +518,8 @@ mod format {
     const LATEST: u64 = 253_402_300_799_999;
     /// Leaves room for the number of the release.
     const MAX_NUMBER: u64 = i64::MAX as u64 - 1;
-    /// By how much the number of a release exceeds that of the acquisition at most, if that is ahead of the clock: each attempt
-    /// that was not answered has one more.
+    /// If the number of an acquisition is ahead of the clock, that of its release is larger by less than this, because each
+    /// attempt adds 1, and no acquire sends so many.
     const MAX_ATTEMPTS: u64 = 1_000_000;
 
     /// The fields are optional, so that the version is looked at first.

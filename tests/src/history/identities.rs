@@ -16,15 +16,17 @@ pub(crate) struct Identities {
     /// Places and the owners that have lost them to a later acquire of their identity, or because others have freed them. They
     /// may still consider themselves valid.
     superseded: HashSet<(String, String)>,
-    /// Places and the owners whose clients know that they have acquired them.
+    /// Permits and the owners whose clients know that they have acquired them.
     known: HashSet<(String, String)>,
     /// Places and identities for which a host has sent a release.
     stopped: HashSet<(String, String)>,
     /// Places, owners and fences that an operator has seen, and may free by force.
     seen: HashSet<(String, String, u64)>,
-    /// How often a release was applied to a place, or another client has replaced what it had. Nothing of a permit stays in its
-    /// row, so a release for an identity that finds it gone cannot know which.
-    freed: HashMap<String, usize>,
+    /// Places, owners and fences of repeated requests, and the fence that the same request got first.
+    first_fences: HashMap<(String, String, u64), u64>,
+    /// How often what a place had was released or replaced. The row keeps nothing of a permit that is gone, so a release for an
+    /// identity cannot tell the one from the other.
+    ended: HashMap<String, usize>,
 }
 
 /// The state of a place after the applied requests.
@@ -73,7 +75,8 @@ impl Identities {
                 if is_same && now.owner != *owner {
                     self.superseded.insert((place.to_owned(), now.owner.clone()));
                 }
-                // A late attempt takes it for nobody if its client has acquired it before.
+                // A client that has acquired the place sends no more attempts. If one arrives late, it takes the place for nobody,
+                // and the client has still lost it.
                 let of_owner = (place.to_owned(), owner.clone());
                 if !self.known.contains(&of_owner) {
                     self.superseded.remove(&of_owner);
@@ -94,9 +97,13 @@ impl Identities {
                     effect.breaks = broke("its owner changed what others have freed");
                 }
                 now.end = end.unwrap_or(now.end);
+                if !matches!(write.purpose, Purpose::Release | Purpose::Free) {
+                    // What a late attempt has taken for this owner is its own again if it renews it.
+                    self.superseded.remove(&(place.to_owned(), owner.clone()));
+                }
                 if matches!(write.purpose, Purpose::Release | Purpose::Free) {
                     now.is_held = false;
-                    *self.freed.entry(place.to_owned()).or_default() += 1;
+                    *self.ended.entry(place.to_owned()).or_default() += 1;
                 }
                 if write.purpose == Purpose::Free {
                     self.superseded.insert((place.to_owned(), owner.clone()));
@@ -105,7 +112,12 @@ impl Identities {
                     effect.is_for_identity =
                         write.sets("holder").is_none() && self.stopped.contains(&(place.to_owned(), identity));
                     effect.is_by_force = !effect.is_for_identity;
-                    let is_seen = self.seen.contains(&(place.to_owned(), owner.clone(), now.fence));
+                    let mut acquisition = (place.to_owned(), owner.clone(), now.fence);
+                    let mut is_seen = self.seen.contains(&acquisition);
+                    if let Some(first) = self.first_fences.get(&acquisition) {
+                        acquisition.2 = *first;
+                        is_seen |= self.seen.contains(&acquisition);
+                    }
                     if effect.is_by_force && !is_seen {
                         effect.breaks =
                             broke("it was freed, and nobody has stopped its identity or seen this acquisition");
@@ -132,8 +144,7 @@ impl Identities {
     /// Another client has replaced what was in this place, because its lease had ended.
     pub(crate) fn replaced(&mut self, place: &str) {
         if let Some(now) = self.places.get_mut(place) {
-            now.is_held = false;
-            *self.freed.entry(place.to_owned()).or_default() += 1;
+            *self.ended.entry(place.to_owned()).or_default() += usize::from(std::mem::take(&mut now.is_held));
         }
     }
 
@@ -149,8 +160,8 @@ impl Identities {
     }
 
     pub(crate) fn before(&self, place: &str) -> Before {
-        let freed = self.freed.get(place).copied().unwrap_or_default();
-        Before { place: self.places.get(place).cloned().unwrap_or_default(), freed }
+        let ended = self.ended.get(place).copied().unwrap_or_default();
+        Before { place: self.places.get(place).cloned().unwrap_or_default(), ended }
     }
 
     /// Why the answer to a release for this identity is wrong: `now` is later than all clocks.
@@ -162,9 +173,9 @@ impl Identities {
         is_freed: bool,
         now: SystemTime,
     ) -> Option<String> {
-        let freed = self.freed.get(place).copied().unwrap_or_default();
+        let ended = self.ended.get(place).copied().unwrap_or_default();
         // The holder itself may have released it meanwhile, or its lease has ended and another client has replaced it.
-        if is_freed && freed == before.freed {
+        if is_freed && ended == before.ended {
             return Some(format!("{place}: a release for its identity was reported that did not happen"));
         }
         if !is_freed && self.has_held(place, identity, before, now) {
@@ -179,12 +190,10 @@ impl Identities {
         self.seen.insert((place.to_owned(), owner.to_owned(), fence));
     }
 
-    /// The network has repeated an acquire that took a permit, and it has taken one for nobody, with another fence. An operator
-    /// who has seen the first permit frees this one, too, because both have the number of that request.
-    pub(crate) fn repeated(&mut self, place: &str, owner: &str, fence: u64) {
-        if self.seen.iter().any(|(seen, by, _)| seen == place && by == owner) {
-            self.seen.insert((place.to_owned(), owner.to_owned(), fence));
-        }
+    /// The network has repeated the acquire that got the fence `first`, and it took a permit for nobody, with another fence. An
+    /// operator who has seen the first permit frees this one, too, because both have the number of that request.
+    pub(crate) fn repeated(&mut self, place: &str, owner: &str, first: u64, fence: u64) {
+        self.first_fences.insert((place.to_owned(), owner.to_owned(), fence), first);
     }
 
     /// Why the answer to a release by force of this acquisition is wrong. After each answer, the owner has it no longer: it
@@ -209,11 +218,11 @@ fn acquisition(seen: &Holder) -> (&str, u64) {
     (seen.owner().unwrap_or_default(), seen.fence().unwrap_or_default())
 }
 
-/// What a place had at a time, and how often it was freed until then.
+/// What a place had at a time, and how often what it had was released or replaced until then.
 #[derive(Debug, Default)]
 pub(crate) struct Before {
     place: Place,
-    freed: usize,
+    ended: usize,
 }
 
 /// The start of the owners of this identity.

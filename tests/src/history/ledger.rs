@@ -46,7 +46,7 @@ pub(crate) struct Kept {
     released: HashSet<String>,
     /// Nonces of acquisitions that their holders have released, so that they send no more attempts.
     done: HashSet<String>,
-    /// By key: the nonce of the last applied release.
+    /// By key: the nonce of the last applied release, if that was its holder's.
     last_released: HashMap<String, String>,
     /// By nonce: the end of the lease with its margin, counted from when its request was applied.
     ends: HashMap<String, SystemTime>,
@@ -160,10 +160,6 @@ impl Ledger {
         }
         // What asks again is held again.
         state.released.remove(owner);
-        // What it has released before was an attempt that it withdrew.
-        if state.last_released.get(key).is_some_and(|last| last == owner) {
-            state.last_released.remove(key);
-        }
         let end = update.number(LEASE_END).unwrap();
         state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
         state.applied.insert((key.clone(), fence), holder);
@@ -272,8 +268,10 @@ impl Observe for Ledger {
                     // The release of a withdrawal is not the last request of its owner.
                     if sequence < LAST_SEQUENCE {
                         state.done.insert(owner.clone());
+                        state.last_released.insert(key, owner.clone());
+                    } else {
+                        state.last_released.remove(&key);
                     }
-                    state.last_released.insert(key, owner.clone());
                     state.released.insert(owner);
                 }
             }

@@ -266,7 +266,10 @@ impl Ledger {
         let ends = now + end.saturating_sub(sent);
         if let Some(record) = state.records.get_mut(&owner) {
             record.is_ghost = true;
-            record.ends = record.ends.max(ends);
+            // A later attempt has a later end. A repeated one has that of the first.
+            if SystemTime::UNIX_EPOCH + sent > record.sent {
+                record.ends = ends;
+            }
         } else {
             let last = state.fences.insert(key.clone(), fence).filter(|last| fence <= *last);
             // A request that is late by the whole window can write a deleted row again.

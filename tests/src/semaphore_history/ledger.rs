@@ -1,5 +1,6 @@
 //! The ledger of a history of semaphores.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::ops::Deref;
@@ -47,8 +48,8 @@ pub(crate) struct Kept {
     released: HashSet<String>,
     /// Owners that send no more attempts: their permits were released by their holders.
     done: HashSet<String>,
-    /// Owners and the numbers of their attempts that have arrived.
-    arrived: HashSet<(String, u64)>,
+    /// Owners, the numbers of their attempts that have arrived, and the first fence that each of them got.
+    arrived: HashMap<(String, u64), Option<u64>>,
     /// By key: the numbers up to this one were given up.
     withdrawn: HashMap<String, u64>,
     /// By operation: the owner that has a permit in a row.
@@ -109,9 +110,11 @@ impl Observe for Ledger {
         let how = if applied { "applied" } else { "refused" };
         let short = short(&owner);
         ledger.log(&mut state, &format!("  {purpose:?} of {key} by {short} {how}"));
-        let is_first = update
-            .attempt()
-            .is_some_and(|attempt| purpose == Purpose::Acquire && state.arrived.insert((owner.clone(), attempt)));
+        let attempt = update.attempt().filter(|_| purpose == Purpose::Acquire).map(|attempt| (owner.clone(), attempt));
+        let is_first = attempt.is_some_and(|attempt| match state.arrived.entry(attempt) {
+            Entry::Vacant(entry) => entry.insert(None).is_none(),
+            Entry::Occupied(_) => false,
+        });
         if !applied {
             if let Some(why) = refused_with_room(update, &answer.body["Item"]) {
                 ledger.broke(&mut state, format!("{SERVED}: {key} was refused: {why}"));
@@ -143,8 +146,10 @@ impl Observe for Ledger {
                         format!("{OWNERS}: {key} was taken again by {holder}, which had released it"),
                     );
                 }
-                if !is_first {
-                    state.identities.repeated(&place_of(&key, name_of(&owner)), &owner, fence);
+                let of_attempt = update.attempt().and_then(|attempt| state.arrived.get_mut(&(owner.clone(), attempt)));
+                let first = of_attempt.map(|first| *first.get_or_insert(fence)).filter(|first| *first != fence);
+                if let Some(first) = first {
+                    state.identities.repeated(&place_of(&key, name_of(&owner)), &owner, first, fence);
                 }
                 state.released.remove(&owner);
                 state.sequences.remove(&owner);
@@ -286,7 +291,7 @@ impl State {
         *withdrawn = number.unwrap_or_default().max(*withdrawn);
     }
 
-    /// Returns `true` if a release of this owner was applied. A request that was repeated may have taken a permit for nobody since.
+    /// Returns `true` if a release of this owner was applied. A repeated request may have taken a permit for nobody since.
     fn was_released(&self, owner: &str) -> bool {
         self.released.contains(owner) || self.done.contains(owner)
     }

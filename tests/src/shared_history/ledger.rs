@@ -52,8 +52,8 @@ pub(crate) struct Kept {
     fences: HashMap<(String, String), u64>,
     /// Keys, nonces and fences that an operator has seen, and may free by force.
     seen: HashSet<(String, String, u64)>,
-    /// Keys, nonces and numbers of the attempts that were applied.
-    arrived: HashSet<(String, String, Option<u64>)>,
+    /// Keys, nonces and numbers of the attempts that were applied, and the first fence that each of them got.
+    arrived: HashMap<(String, String, Option<u64>), u64>,
     /// Keys and nonces that an operator has freed. They may still consider themselves valid.
     freed: HashSet<(String, String)>,
     /// The tokens of applied transactions.
@@ -124,18 +124,16 @@ impl Ledger {
                 }
                 // What asks again is held again.
                 let of_owner = (key.clone(), owner.clone());
-                // A request that is repeated takes a permit for nobody. An operator who has seen what it took first may free it.
-                let is_repeated = !state.arrived.insert((key.clone(), owner.clone(), write.attempt()));
-                if !is_repeated {
+                // A repeated request takes a permit for nobody. An operator who has seen what it took first may free it.
+                let attempt = (key.clone(), owner.clone(), write.attempt());
+                let first = *state.arrived.entry(attempt).or_insert(fence);
+                if first == fence || !write.is_of_permit() {
                     state.released.remove(&of_owner);
                     state.freed.remove(&of_owner);
-                }
-                let earlier = state.fences.insert(of_owner, fence);
-                if let Some(earlier) = earlier.filter(|_| is_repeated)
-                    && state.seen.contains(&(key.clone(), owner.clone(), earlier))
-                {
+                } else if state.seen.contains(&(key.clone(), owner.clone(), first)) {
                     state.seen.insert((key.clone(), owner.clone(), fence));
                 }
+                state.fences.insert(of_owner, fence);
                 state.rows.entry(key).or_default().owner = owner;
             }
             Purpose::Renew | Purpose::Release | Purpose::Complete

@@ -30,10 +30,10 @@ enum End {
     Stored,
 }
 
-/// 40 less are the same number of floating point.
-const LARGEST_FENCE: f64 = i64::MAX as f64;
-
 const ENDS: [End; 5] = [End::Result, End::Transaction, End::Released, End::Kept, End::Stored];
+
+/// As a float, it is the same as a number that is smaller by the 40 requests that a wait sends at most.
+const LARGEST_FENCE: f64 = i64::MAX as f64;
 
 /// The settings of a run, and how it ends.
 #[derive(Clone, Copy, Debug)]
@@ -219,7 +219,7 @@ async fn assert_not_run(stage: &Stage, plan: Plan, outcome: Outcome) {
                 Verdict::Held if is_completed => {
                     assert!(matches!(kind, ErrorKind::Mismatch | ErrorKind::UnusableResult), "{error:?}");
                 }
-                // A waiter asks with larger and larger numbers.
+                // A waiter sends a larger number each time, until there is none.
                 Verdict::Held if plan.waits && kind == ErrorKind::MalformedRow => {
                     let is_largest = |name| number_of(&stage.before, name) >= Some(LARGEST_FENCE);
                     assert!(is_largest("fence") || is_largest("withdrawn"), "{error:?}");
