@@ -110,11 +110,7 @@ impl Observe for Ledger {
         let how = if applied { "applied" } else { "refused" };
         let short = short(&owner);
         ledger.log(&mut state, &format!("  {purpose:?} of {key} by {short} {how}"));
-        let attempt = update.attempt().filter(|_| purpose == Purpose::Acquire).map(|attempt| (owner.clone(), attempt));
-        let is_first = attempt.is_some_and(|attempt| match state.arrived.entry(attempt) {
-            Entry::Vacant(entry) => entry.insert(None).is_none(),
-            Entry::Occupied(_) => false,
-        });
+        let is_first = purpose == Purpose::Acquire && state.arrives(update);
         if !applied {
             if let Some(why) = refused_with_room(update, &answer.body["Item"]) {
                 ledger.broke(&mut state, format!("{SERVED}: {key} was refused: {why}"));
@@ -146,11 +142,7 @@ impl Observe for Ledger {
                         format!("{OWNERS}: {key} was taken again by {holder}, which had released it"),
                     );
                 }
-                let of_attempt = update.attempt().and_then(|attempt| state.arrived.get_mut(&(owner.clone(), attempt)));
-                let first = of_attempt.map(|first| *first.get_or_insert(fence)).filter(|first| *first != fence);
-                if let Some(first) = first {
-                    state.identities.repeated(&place_of(&key, name_of(&owner)), &owner, first, fence);
-                }
+                state.takes(update, fence);
                 state.released.remove(&owner);
                 state.sequences.remove(&owner);
                 let replaced: Vec<_> = update.other_permits().collect();
@@ -289,6 +281,25 @@ impl State {
     fn give_up(&mut self, key: String, number: Option<u64>) {
         let withdrawn = self.withdrawn.entry(key).or_default();
         *withdrawn = number.unwrap_or_default().max(*withdrawn);
+    }
+
+    /// Returns `true` if this attempt has not arrived before.
+    fn arrives(&mut self, attempt: &Write) -> bool {
+        let Some(number) = attempt.attempt() else { return false };
+        match self.arrived.entry((attempt.owner.clone(), number)) {
+            Entry::Vacant(entry) => entry.insert(None).is_none(),
+            Entry::Occupied(_) => false,
+        }
+    }
+
+    /// Takes note of the fence that an attempt got.
+    fn takes(&mut self, attempt: &Write, fence: u64) {
+        let Write { key, owner, .. } = attempt;
+        let of_attempt = attempt.attempt().and_then(|number| self.arrived.get_mut(&(owner.clone(), number)));
+        let first = of_attempt.map(|first| *first.get_or_insert(fence)).filter(|first| *first != fence);
+        if let Some(first) = first {
+            self.identities.repeated(&place_of(key, name_of(owner)), owner, first, fence);
+        }
     }
 
     /// Returns `true` if a release of this owner was applied. A repeated request may have taken a permit for nobody since.
