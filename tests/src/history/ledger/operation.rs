@@ -86,7 +86,8 @@ impl Operation {
                 ledger.broke(&mut state, format!("{} was given a lock that the table gave {other}", self.name));
             }
         }
-        if !min_hold.is_zero() {
+        // An operator may have freed it before its client got the answer.
+        if !min_hold.is_zero() && !state.released.contains(lock.owner()) {
             // The holder's clock may be ahead by half the skew.
             let until = lock.acquired_at() + min_hold - ledger.clock_skew / 2;
             let hold = Hold { until, operation: self.name.clone(), is_handed_over: false, is_uncertain: false };
