@@ -33,7 +33,7 @@ enum End {
 const ENDS: [End; 5] = [End::Result, End::Transaction, End::Released, End::Kept, End::Stored];
 
 /// As a float, it is the same as a number that is smaller by the 40 requests that a wait sends at most.
-const LARGEST_FENCE: f64 = i64::MAX as f64;
+const LARGEST_FENCE: f64 = 9_223_372_036_854_775_808.0;
 
 /// The settings of a run, and how it ends.
 #[derive(Clone, Copy, Debug)]
