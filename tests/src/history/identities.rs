@@ -98,7 +98,7 @@ impl Identities {
                 }
                 now.end = end.unwrap_or(now.end);
                 if !matches!(write.purpose, Purpose::Release | Purpose::Free) {
-                    // What a late attempt has taken for this owner is its own again if it renews it.
+                    // An owner that renews the place has it, even if only a late attempt took it for this owner.
                     self.superseded.remove(&(place.to_owned(), owner.clone()));
                 }
                 if matches!(write.purpose, Purpose::Release | Purpose::Free) {
@@ -218,7 +218,7 @@ fn acquisition(seen: &Holder) -> (&str, u64) {
     (seen.owner().unwrap_or_default(), seen.fence().unwrap_or_default())
 }
 
-/// What a place had at a time, and how often what it had was released or replaced until then.
+/// The state of a place at a time, and how often an owner's hold of it had ended until then.
 #[derive(Debug, Default)]
 pub(crate) struct Before {
     place: Place,
