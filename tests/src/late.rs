@@ -42,23 +42,38 @@ impl Late {
     }
 }
 
-/// Keeps a host's transactions, so that a test can deliver them again.
-#[derive(Clone, Debug, Default)]
-pub struct Repeats(Arc<Mutex<Vec<Value>>>);
+/// Keeps a host's writes, so that a test can deliver them again.
+#[derive(Clone, Debug)]
+pub struct Repeats {
+    operation: &'static str,
+    sent: Arc<Mutex<Vec<Value>>>,
+}
 
 impl Repeats {
-    /// Delivers the transaction with this index again, and returns whether it was applied. DynamoDB does not recognise it
+    /// Keeps the updates of the host.
+    #[must_use]
+    pub fn updates() -> Self {
+        Self { operation: "UpdateItem", sent: Arc::default() }
+    }
+
+    /// Keeps the transactions of the host.
+    #[must_use]
+    pub fn transactions() -> Self {
+        Self { operation: TRANSACTION, sent: Arc::default() }
+    }
+
+    /// Delivers the write with this index again, and returns whether it was applied. DynamoDB does not recognise a transaction
     /// by its token.
     pub async fn deliver(&self, world: &World, index: usize) -> bool {
-        let request = self.0.lock().unwrap()[index].clone();
-        deliver(world, TRANSACTION, request).await
+        let request = self.sent.lock().unwrap()[index].clone();
+        deliver(world, self.operation, request).await
     }
 }
 
 impl Intercept for Repeats {
     fn request(&self, operation: &str, request: &mut Value) {
-        if operation == TRANSACTION {
-            self.0.lock().unwrap().push(request.clone());
+        if operation == self.operation {
+            self.sent.lock().unwrap().push(request.clone());
         }
     }
 }
@@ -83,11 +98,16 @@ fn update(request: &Value) -> &Value {
     request.pointer("/TransactItems/0/Update").unwrap_or(request)
 }
 
-/// The end of a condition that no row meets. It uses a name that the expressions of the update define.
-fn held_back(update: &Value) -> String {
+/// A condition that no row meets. It uses a name that the expressions of the update define.
+fn never(update: &Value) -> String {
     let names = update["ExpressionAttributeNames"].as_object().unwrap();
     let name = names.keys().next().unwrap();
-    format!(" AND attribute_exists({name}) AND attribute_not_exists({name})")
+    format!("attribute_exists({name}) AND attribute_not_exists({name})")
+}
+
+/// The end of the condition of a write that is held back.
+fn held_back(update: &Value) -> String {
+    format!(" AND {}", never(update))
 }
 
 impl Intercept for Late {
@@ -108,6 +128,33 @@ impl Intercept for Late {
         let update = update(request);
         if update["ConditionExpression"].as_str().is_some_and(|condition| condition.ends_with(&held_back(update))) {
             (answer.status, answer.body) = (500, json!({}));
+        }
+    }
+}
+
+/// Refuses the writes of a host, as if other clients changed the row before each of them. Of a transaction, it refuses the first
+/// update.
+#[derive(Debug)]
+pub struct Refuse {
+    from: u32,
+    sent: Counter,
+}
+
+impl Refuse {
+    /// Refuses this write and all later ones, counted from 1. Each attempt of the SDK counts.
+    #[must_use]
+    pub fn writes_from(from: u32) -> Self {
+        Self { from, sent: Counter::default() }
+    }
+}
+
+impl Intercept for Refuse {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if matches!(operation, "UpdateItem" | TRANSACTION) && self.sent.count() >= self.from {
+            let update = if operation == TRANSACTION { &mut request["TransactItems"][0]["Update"] } else { request };
+            let condition = update["ConditionExpression"].as_str().unwrap();
+            // Not at its end, by which `Late` knows its own requests.
+            update["ConditionExpression"] = json!(format!("{} AND ({condition})", never(update)));
         }
     }
 }

@@ -39,7 +39,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
-pub use late::{Late, Repeats, StepsClock};
+pub use late::{Late, Refuse, Repeats, StepsClock};
 pub use world::{Row, World, engine_with_latency};
 
 /// The number in this environment variable.

@@ -304,11 +304,7 @@ impl<'a> Update<'a> {
             placeholders.write_assignment(path, to, &mut update);
         }
         for (index, path) in self.remove.iter().enumerate() {
-            update.push_str(match (index, update.is_empty()) {
-                (0, true) => "REMOVE ",
-                (0, false) => " REMOVE ",
-                _ => ", ",
-            });
+            update.push_str(if index == 0 { " REMOVE " } else { ", " });
             placeholders.write_path(path, &mut update);
         }
         let condition = self.condition.as_ref().map(|condition| placeholders.condition(condition));

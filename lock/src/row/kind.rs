@@ -85,7 +85,7 @@ impl Kind {
     /// Checks what was claimed.
     pub(crate) fn check(&self, key_prefix: &str) -> Result<(), Error> {
         match &self.keys[..] {
-            [key] if self.transact.is_none() => {
+            [key] => {
                 check_key(key_prefix, key)?;
                 self.permits.map_or(Ok(()), |permits| check_permits(key, permits))
             }
@@ -203,7 +203,7 @@ impl Acquisition {
 
     /// An acquisition that has this number in its place.
     pub(crate) fn numbered(self, own: u64) -> Self {
-        Self { numbers: Numbers { own, sent: own, ..self.numbers }, ..self }
+        Self { numbers: Numbers { own, ..self.numbers }, ..self }
     }
 
     pub(crate) fn kind(&self) -> &Kind {

@@ -99,9 +99,15 @@ async fn a_cached_result_is_validated() {
     let (_world, host, locks) = environment().await;
     let (orders, runs) = (validated(&locks).cache(10), Counter::default());
     place(&orders, &order("a"), &runs).await.unwrap();
-    assert_eq!(refused(place(&orders, &Order { amount: 6, ..order("a") }, &runs).await).kind(), ErrorKind::Mismatch);
+    let other = Order { amount: 6, ..order("a") };
+    let error = refused(place(&orders, &other, &runs).await);
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    // It names the same holder as the row.
+    let (cached, stored) = (error.holder().unwrap(), refused(place(&validated(&locks), &other, &runs).await));
+    let stored = stored.holder().unwrap();
+    assert_eq!((cached.owner(), cached.name()), (stored.owner(), stored.name()));
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
-    assert_eq!((runs.get(), host.requests()), (1, 2));
+    assert_eq!((runs.get(), host.requests()), (1, 3));
 }
 
 #[tokio::test]

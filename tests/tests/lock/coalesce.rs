@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Error, ErrorKind, Holder, Locks};
+use lambda_lock::{Backoff, Error, ErrorKind, Holder, Jitter, Locks, Wait};
 use lambda_lock_tests::invocation::LoseAnswers;
-use lambda_lock_tests::{Late, World};
+use lambda_lock_tests::{Late, Repeats, World};
 
 const KEY: &str = "search-index";
 
@@ -29,6 +29,21 @@ async fn the_release_of_a_holder_says_whether_work_was_left_to_it() {
     // Not to the next one.
     let second = locks.acquire(KEY).await.unwrap();
     assert!(!second.release_coalescing().await.unwrap());
+}
+
+/// They give up the same numbers, or larger ones, or smaller ones.
+#[tokio::test]
+async fn clients_leave_work_at_the_same_time() {
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let locks = world.default_locks();
+    let first = locks.acquire(KEY).await.unwrap();
+    let seen = holder(&locks).await;
+    for ahead in [0, 0, 900, 0] {
+        let host = world.host().clock_ahead(Duration::from_millis(ahead)).build();
+        assert!(world.locks(&host).build().unwrap().coalesce(KEY, &seen).await.unwrap());
+    }
+    assert!(first.release_coalescing().await.unwrap());
 }
 
 #[tokio::test]
@@ -154,4 +169,43 @@ async fn without_locking_no_work_is_left() {
     assert!(!disabled.coalesce(KEY, &seen).await.unwrap());
     assert!(!disabled.acquire(KEY).await.unwrap().release_coalescing().await.unwrap());
     assert_eq!(host.requests(), 0);
+}
+
+/// The clock of this host is ahead when it sends its attempt, and right again when it leaves its work to the holder.
+#[tokio::test]
+async fn after_the_clock_was_set_back_a_repeated_attempt_takes_no_key() {
+    let world = World::new().await;
+    let holder = world.default_locks().acquire(KEY).await.unwrap();
+    let ahead = Duration::from_millis(900);
+    let repeats = Repeats::updates();
+    let host = world.host().clock_ahead(ahead).intercept(repeats.clone()).build();
+    let locks = world.locks(&host).build().unwrap();
+    let refusal = locks.acquire(KEY).await.unwrap_err();
+    host.set_clock_back(ahead);
+    assert!(locks.coalesce(KEY, refusal.holder().unwrap()).await.unwrap());
+    assert!(holder.release_coalescing().await.unwrap());
+    assert!(!repeats.deliver(&world, 0).await);
+}
+
+/// A host whose clock is ahead has given up its numbers, so the later attempts of this one have larger numbers than its own clock.
+#[tokio::test]
+async fn a_repeated_attempt_with_a_number_ahead_of_its_clock_takes_no_key() {
+    World::skip_waits();
+    let world = World::new().await;
+    let holder = world.default_locks().acquire(KEY).await.unwrap();
+    let ahead = world.host().clock_ahead(Duration::from_millis(900)).intercept(Late::updates(1..=1)).build();
+    let withdrawn = world.locks_with_quick_retries(&ahead).build().unwrap();
+    assert!(withdrawn.try_acquire(KEY).await.unwrap().is_none());
+    withdrawn.flush(Duration::from_mins(1)).await.unwrap();
+
+    let repeats = Repeats::updates();
+    let host = world.host().intercept(repeats.clone()).build();
+    let locks = world.locks(&host).build().unwrap();
+    let pause = Duration::from_millis(10);
+    let twice = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(pause);
+    let refusal = locks.acquire(KEY).wait(twice).await.unwrap_err();
+    assert_eq!(host.requests(), 2);
+    assert!(locks.coalesce(KEY, refusal.holder().unwrap()).await.unwrap());
+    assert!(holder.release_coalescing().await.unwrap());
+    assert!(!repeats.deliver(&world, 1).await);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Data, ErrorKind, Lock};
 use lambda_lock_tests::invocation::millis;
-use lambda_lock_tests::{Late, World};
+use lambda_lock_tests::{Late, Refuse, World};
 use serde_json::{Value, json};
 
 /// The default.
@@ -180,5 +180,32 @@ async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     assert!(locks.try_acquire("job").await.unwrap().is_none());
     locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(host.requests(), 1);
+    holder.release().await.unwrap();
+}
+
+/// Such a row refuses the late attempt, too.
+#[tokio::test]
+async fn a_withdrawal_before_a_larger_number_sends_one_request() {
+    let world = World::new().await;
+    let ahead = world.host().clock_ahead(Duration::from_millis(900)).build();
+    let holder = world.locks(&ahead).build().unwrap().acquire("job").await.unwrap();
+    let host = world.host().intercept(Late::updates(1..=1)).intercept(Refuse::writes_from(3)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_none());
+    locks.flush(Duration::from_mins(1)).await.unwrap();
+    assert_eq!(host.requests(), 2 + 1);
+    holder.release().await.unwrap();
+}
+
+/// The acquire sends it, and once more in the background.
+#[tokio::test]
+async fn a_withdrawal_whose_row_changes_each_time_ends_after_three_requests() {
+    let world = World::new().await;
+    let holder = world.default_locks().acquire("job").await.unwrap();
+    let host = world.host().intercept(Late::updates(1..=1)).intercept(Refuse::writes_from(3)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_none());
+    locks.flush(Duration::from_mins(1)).await.unwrap();
+    assert_eq!(host.requests(), 2 + 2 * 3);
     holder.release().await.unwrap();
 }

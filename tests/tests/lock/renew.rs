@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
@@ -46,6 +47,19 @@ async fn a_renewal_moves_the_end_of_the_lease_for_the_holder_and_for_others() {
     lock.renew(Duration::from_secs(5)).await.unwrap();
     assert!(lock.remaining() <= Duration::from_secs(5));
     assert!(world.locks(&theirs).build().unwrap().try_acquire("job").await.unwrap().is_some());
+}
+
+/// The row of a clock that was ahead, or that somebody has edited.
+#[tokio::test]
+async fn a_lock_whose_lease_has_ended_in_its_row_cannot_be_renewed() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let mut row = world.row("job").await.unwrap();
+    row.insert("in_progress_expiration".to_owned(), AttributeValue::N("1".to_owned()));
+    world.put_row(row.clone()).await;
+    assert!(lock.is_valid(), "it does not know yet");
+    assert!(lock.renew(LEASE).await.unwrap_err().is_lost());
+    assert_eq!(world.row("job").await.unwrap(), row);
 }
 
 #[tokio::test]

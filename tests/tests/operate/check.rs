@@ -168,6 +168,19 @@ async fn a_table_with_custom_key_names_passes() {
     assert_eq!(rows(&world).await, []);
 }
 
+/// The row of another application may be denied to these locks.
+#[tokio::test]
+async fn with_a_sort_key_the_check_asks_only_for_rows_with_its_value() {
+    let world = world_with_keys(&[("PK", ScalarAttributeType::S), ("SK", ScalarAttributeType::S)]).await;
+    let host = world.host().intercept(HideRows).build();
+    let locks = |value: &str| world.locks(&host).partition_key("PK").sort_key("SK", value).build().unwrap();
+    let lock = locks("LOCK").acquire("job").await.unwrap();
+    assert_found(&locks("LOCK").check().await, "dynamodb:UpdateItem", Verdict::Failed, &["no item"]);
+    let report = locks("OTHER").check().await;
+    assert!(report.is_healthy(), "{report}");
+    lock.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_missing_table_is_the_only_failure() {
     let world = World::without_table();

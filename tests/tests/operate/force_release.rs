@@ -231,11 +231,19 @@ async fn a_row_without_an_owner_is_released_while_its_lease_is_unchanged() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
     let end = millis(host.now() + s(60));
-    world.put_row(in_progress("theirs", end)).await;
-    assert!(locks.try_acquire("theirs").await.unwrap().is_none());
-    let holder = seen(&locks, "theirs").await;
-    world.put_row(in_progress("theirs", end + 1)).await;
-    assert!(!locks.force_release("theirs", &holder).await.unwrap(), "another run of theirs");
+    // A fence that an acquire has left there says nothing about their runs.
+    for fence in [None, Some(7)] {
+        let row = |end| {
+            let mut row = in_progress("theirs", end);
+            row.extend(fence.map(|fence| ("fence".to_owned(), number(fence))));
+            row
+        };
+        world.put_row(row(end)).await;
+        assert!(locks.try_acquire("theirs").await.unwrap().is_none());
+        let holder = seen(&locks, "theirs").await;
+        world.put_row(row(end + 1)).await;
+        assert!(!locks.force_release("theirs", &holder).await.unwrap(), "another run of theirs");
+    }
     let holder = seen(&locks, "theirs").await;
     assert!(locks.force_release("theirs", &holder).await.unwrap());
     let lock = locks.acquire("theirs").await.unwrap();
@@ -362,6 +370,16 @@ async fn a_record_that_has_changed_is_not_completed() {
     let large = Data::from("x".repeat(400 * 1024));
     let error = locks.force_complete("payment", &record, s(60), Some(large)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn a_record_that_another_operator_has_completed_is_not_completed() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host());
+    let record = unfinished(&host, &locks).await;
+    assert!(locks.force_complete("payment", &record, s(3600), Some("receipt".into())).await.unwrap());
+    host.advance_clock(ms(10));
+    assert!(!locks.force_complete("payment", &record, s(3600), None).await.unwrap());
 }
 
 #[tokio::test]

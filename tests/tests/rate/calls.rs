@@ -16,7 +16,11 @@ use crate::{KEY, SECOND, assert_refused, ms, ten_a_second};
 const LATENCY: Duration = ms(5);
 
 async fn engine() -> DynamoDb {
-    let engine = DynamoDb::new().unwrap();
+    engine_at(SystemTime::now()).await
+}
+
+async fn engine_at(start: SystemTime) -> DynamoDb {
+    let engine = DynamoDb::starting_at(start).unwrap();
     Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
     engine
 }
@@ -71,6 +75,17 @@ async fn a_call_that_comes_too_early_is_told_when_to_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_new_caller_passes_exactly_when_the_next_call_is_due() {
+    // Rates count microseconds, and clocks nanoseconds.
+    let engine = engine_at(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)).await;
+    let callers = [engine.host().build(), engine.host().build()];
+    ten_a_second(&callers[0]).pass().await.unwrap();
+    callers[1].advance_clock(SECOND / 10);
+    ten_a_second(&callers[1]).pass().await.unwrap();
+    assert_refused(ten_a_second(&callers[1]).pass().await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_burst_passes_at_once_after_a_quiet_time() {
     let engine = engine().await;
     let bank = ten_a_second(&near(&engine).build()).burst(5);
@@ -88,10 +103,10 @@ async fn a_caller_of_a_quiet_key_sends_one_request_once_it_knows() {
     let engine = engine().await;
     let host = near(&engine).build();
     let bank = ten_a_second(&host);
-    bank.pass().await.unwrap();
+    bank.pass_within(SECOND).await.unwrap();
     for requests in 2..5 {
         sleep(SECOND).await;
-        bank.pass().await.unwrap();
+        bank.pass_within(SECOND).await.unwrap();
         assert_eq!(host.requests(), requests);
     }
 }

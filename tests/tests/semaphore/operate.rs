@@ -178,3 +178,17 @@ async fn after_a_forced_release_a_clock_far_ahead_blocks_nobody() {
     sleep(CLOCK_SKEW).await;
     tools.semaphore(KEY, 1).acquire().identity("run").await.unwrap().release().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_release_for_an_identity_with_a_lost_answer_is_done() {
+    let world = World::new().await;
+    let bank = world.default_locks().semaphore(KEY, 2);
+    let released = bank.acquire().identity("run 1").await.unwrap();
+    let other = bank.acquire().await.unwrap();
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)).build();
+    let tools = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(tools.release_identity(KEY, "run 1").await.unwrap());
+    assert_eq!(permits(&row(&world).await), owners([&other]));
+    assert!(released.release().await.unwrap_err().is_lost());
+    other.release().await.unwrap();
+}

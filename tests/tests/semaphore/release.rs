@@ -245,3 +245,20 @@ async fn a_release_without_an_answer_can_be_repeated() {
     held[0].release().await.unwrap();
     assert_eq!(host.requests(), 5);
 }
+
+/// The first try of the acquire has not arrived, so the first release gives its number up. A second one with the same number is
+/// refused, and sent without it.
+#[tokio::test]
+async fn a_second_release_ends_the_least_hold_of_one_that_gave_up_a_late_attempt() {
+    let world = World::new().await;
+    let late = Late::updates(1..=1);
+    let host = world.host().intercept(late.clone()).intercept(LoseAnswers::to("UpdateItem", 3..=5)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let held = locks.semaphore(KEY, 1).acquire().min_hold(HOUR).await.unwrap();
+    assert_eq!(held.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(permits(&row(&world).await), owners([&held]));
+    held.clear_min_hold();
+    held.release().await.unwrap();
+    assert!(permits(&row(&world).await).is_empty());
+    assert!(!late.deliver(&world).await);
+}

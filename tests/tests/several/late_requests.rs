@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Faults;
-use lambda_lock_tests::invocation::millis;
-use lambda_lock_tests::{Late, Repeats, World};
+use lambda_lock::{Backoff, ErrorKind, Jitter, Wait};
+use lambda_lock_tests::invocation::{LoseAnswers, millis};
+use lambda_lock_tests::{Late, Refuse, Repeats, World};
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_free, ms, number, rows, text};
 
 #[tokio::test]
 async fn a_late_duplicate_of_an_acquire_takes_no_key() {
     let world = World::new().await;
-    let repeats = Repeats::default();
+    let repeats = Repeats::transactions();
     // The clock is ahead: later requests of others seem to be earlier.
     let host = world.host().clock_ahead(ms(900)).intercept(repeats.clone()).build();
     let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
@@ -29,7 +29,7 @@ async fn a_late_duplicate_of_an_acquire_takes_no_key() {
 #[tokio::test]
 async fn a_late_duplicate_is_refused_by_its_fence_alone() {
     let world = World::new().await;
-    let repeats = Repeats::default();
+    let repeats = Repeats::transactions();
     let host = world.host().intercept(repeats.clone()).build();
     let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
     set.release().await.unwrap();
@@ -97,6 +97,34 @@ async fn a_withdrawal_after_a_late_attempt_was_applied_releases_every_key() {
     assert_free(&world).await;
 }
 
+/// An attempt was applied, and its answer was lost. The withdrawal releases the keys, and looks again three times. It is sent once
+/// more in the background.
+#[tokio::test]
+async fn a_withdrawal_that_is_refused_each_time_ends() {
+    let world = World::new().await;
+    let lost = LoseAnswers::to("TransactWriteItems", 1..=3);
+    let host = world.host().intercept(lost).intercept(Refuse::writes_from(4)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert_eq!(locks.acquire_all(KEYS).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    locks.flush(Duration::from_mins(1)).await.unwrap();
+    assert_eq!(host.requests(), 3 + 2 * 4);
+}
+
+/// The withdrawal begins with the number of the second attempt, which has taken nothing.
+#[tokio::test]
+async fn a_withdrawal_after_two_attempts_releases_what_the_first_one_took() {
+    let world = World::new().await;
+    let late = Late::transactions(4..=6);
+    let host = world.host().intercept(LoseAnswers::to("TransactWriteItems", 1..=3)).intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let twice = Wait::backoff(Backoff::new().base(ms(10)).cap(ms(10)).jitter(Jitter::None)).up_to(ms(10));
+    let error = locks.acquire_all(KEYS).wait(twice).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    locks.flush(Duration::from_mins(1)).await.unwrap();
+    assert_free(&world).await;
+    assert!(!late.deliver(&world).await);
+}
+
 #[tokio::test]
 async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     let world = World::new().await;
@@ -112,7 +140,7 @@ async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
 #[tokio::test]
 async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
     let world = World::new().await;
-    let repeats = Repeats::default();
+    let repeats = Repeats::transactions();
     let host = world.host().intercept(repeats.clone()).build();
     let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
     set.renew(Duration::from_secs(5)).await.unwrap();
@@ -129,7 +157,7 @@ async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
 #[tokio::test]
 async fn a_late_release_does_not_free_a_key_of_the_next_holder() {
     let world = World::new().await;
-    let repeats = Repeats::default();
+    let repeats = Repeats::transactions();
     let host = world.host().intercept(repeats.clone()).build();
     world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap().release().await.unwrap();
     let next = world.default_locks().acquire_all(KEYS).lease(LEASE).await.unwrap();

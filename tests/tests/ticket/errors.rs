@@ -254,6 +254,18 @@ async fn a_ticket_without_its_row_is_unknown_or_has_ended() {
 }
 
 #[tokio::test]
+async fn a_ticket_of_a_key_that_became_a_semaphore_is_unknown() {
+    let world = World::new().await;
+    let (ticket, locks) = (ticket(&world).await, world.default_locks());
+    world.delete_row("job").await;
+    let permit = locks.semaphore("job", 1).acquire().await.unwrap();
+    for error in errors(&world, &locks, &ticket).await {
+        assert_eq!(predicates(&error), ["unknown"]);
+    }
+    permit.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_renewal_with_another_number_is_unknown_even_if_the_lease_is_long_enough() {
     let world = World::new().await;
     let (_, locks) = host(&world);

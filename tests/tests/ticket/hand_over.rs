@@ -178,6 +178,20 @@ async fn a_minimum_hold_goes_with_the_ticket() {
 }
 
 #[tokio::test]
+async fn a_resumed_lock_counts_its_hold_with_those_before() {
+    let world = World::new().await;
+    let (host, locks) = host(&world);
+    let lock = locks.acquire("job").lease(LEASE).await.unwrap();
+    host.advance_clock(ms(8000));
+    lock.release().await.unwrap();
+    let ticket = locks.acquire("job").lease(LEASE).await.unwrap().into_ticket().unwrap();
+    host.advance_clock(ms(2000));
+    locks.resume(&ticket).await.unwrap().release().await.unwrap();
+    let mean = locks.get("job").await.unwrap().unwrap().hold_time().unwrap();
+    assert!((ms(4900)..ms(6000)).contains(&mean), "{mean:?}");
+}
+
+#[tokio::test]
 async fn a_resumption_with_a_lost_answer_succeeds() {
     let world = World::new().await;
     let ticket = ticket(&world).await;

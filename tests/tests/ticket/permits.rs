@@ -57,6 +57,23 @@ async fn a_ticket_of_a_permit_is_used_once() {
     assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketReleased);
 }
 
+/// The row has given up what the release of the ticket would give up, which is nothing. So the release cannot be sent again
+/// without it.
+#[tokio::test]
+async fn a_used_ticket_of_a_permit_is_refused_after_others_gave_up_their_numbers() {
+    let world = World::new().await;
+    let (used, other) = (ticket(&world, MINUTE).await, permit(&world, MINUTE).await);
+    let (host, locks) = host(&world);
+    let resumed = locks.resume(&used).await.unwrap();
+    let seen = locks.get("bank").await.unwrap().unwrap();
+    let freed = seen.permits().iter().find(|permit| permit.owner() == Some(other.owner())).unwrap();
+    assert!(locks.force_release("bank", freed).await.unwrap());
+    let requests = host.requests();
+    assert_eq!(locks.release_ticket(&used).await.unwrap_err().kind(), ErrorKind::TicketUsed);
+    assert_eq!(host.requests(), requests + 1);
+    resumed.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_resumption_of_a_permit_whose_answer_is_lost_recognises_itself() {
     let world = World::new().await;
