@@ -102,7 +102,7 @@ impl Acquisition {
         refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
         let has_taken_over = self.plan.over.iter().any(Option::is_some);
-        self.plan = Plan { passed: self.plan.passed, ..Plan::default() };
+        self.plan = Plan::default();
         if let Some(key) = refused.without_row().filter(|_| claim.takes_over) {
             return Err(Error::new(Cause::Lost(None), table.place(), key));
         }

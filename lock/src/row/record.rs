@@ -51,8 +51,7 @@ impl Table {
         if let Some(row) = row.as_ref().filter(|row| row.completed && row.released == Some(last)) {
             return Ok(Completed::Before(Box::new(row.clone())));
         }
-        let holder = row.filter(|row| !acquisition.is_in(row));
-        Err(Error::lost_to(vec![(acquisition.key().to_owned(), holder)], self.place()))
+        Err(Error::lost_to(vec![(acquisition.key().to_owned(), acquisition.lost_to(row))], self.place()))
     }
 
     /// Builds the same completion as a part of the caller's transaction.
@@ -68,13 +67,6 @@ impl Table {
         // The record, which may be large and confidential, is not the caller's concern.
         part.return_values_on_condition_check_failure = None;
         Ok(part)
-    }
-}
-
-impl Acquisition {
-    /// Returns `true` if the row shows this acquisition, as it was acquired.
-    fn is_in(&self, row: &Holder) -> bool {
-        row.is_owned_by(&self.owner) && row.number == Some(self.numbers.own)
     }
 }
 
