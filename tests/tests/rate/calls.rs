@@ -16,11 +16,10 @@ use crate::{KEY, SECOND, assert_refused, ms, ten_a_second};
 const LATENCY: Duration = ms(5);
 
 async fn engine() -> DynamoDb {
-    engine_at(SystemTime::now()).await
+    with_table(DynamoDb::new().unwrap()).await
 }
 
-async fn engine_at(start: SystemTime) -> DynamoDb {
-    let engine = DynamoDb::starting_at(start).unwrap();
+async fn with_table(engine: DynamoDb) -> DynamoDb {
     Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
     engine
 }
@@ -77,7 +76,8 @@ async fn a_call_that_comes_too_early_is_told_when_to_come_back() {
 #[tokio::test(start_paused = true)]
 async fn a_new_caller_passes_exactly_when_the_next_call_is_due() {
     // Rates count microseconds, and clocks nanoseconds.
-    let engine = engine_at(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)).await;
+    let start = SystemTime::UNIX_EPOCH + Duration::from_hours(500_000);
+    let engine = with_table(DynamoDb::starting_at(start).unwrap()).await;
     let callers = [engine.host().build(), engine.host().build()];
     ten_a_second(&callers[0]).pass().await.unwrap();
     callers[1].advance_clock(SECOND / 10);
