@@ -153,7 +153,7 @@ impl Intercept for Refuse {
         if matches!(operation, "UpdateItem" | TRANSACTION) && self.sent.count() >= self.from {
             let update = if operation == TRANSACTION { &mut request["TransactItems"][0]["Update"] } else { request };
             let condition = update["ConditionExpression"].as_str().unwrap();
-            // Not at its end, by which `Late` knows its own requests.
+            // `Late` knows its own requests by the end of the condition, so this goes to the start.
             update["ConditionExpression"] = json!(format!("{} AND ({condition})", never(update)));
         }
     }

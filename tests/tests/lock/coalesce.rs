@@ -31,9 +31,9 @@ async fn the_release_of_a_holder_says_whether_work_was_left_to_it() {
     assert!(!second.release_coalescing().await.unwrap());
 }
 
-/// They give up the same numbers, or larger ones, or smaller ones.
+/// Each client gives up the same number as the one before, or a larger or smaller one.
 #[tokio::test]
-async fn clients_leave_work_at_the_same_time() {
+async fn work_is_left_after_other_clients_gave_up_any_number() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();
     let locks = world.default_locks();
@@ -171,7 +171,7 @@ async fn without_locking_no_work_is_left() {
     assert_eq!(host.requests(), 0);
 }
 
-/// The clock of this host is ahead when it sends its attempt, and right again when it leaves its work to the holder.
+/// The clock of this host is ahead when the host sends its attempt, and right when the host leaves its work.
 #[tokio::test]
 async fn after_the_clock_was_set_back_a_repeated_attempt_takes_no_key() {
     let world = World::new().await;
@@ -187,7 +187,7 @@ async fn after_the_clock_was_set_back_a_repeated_attempt_takes_no_key() {
     assert!(!repeats.deliver(&world, 0).await);
 }
 
-/// A host whose clock is ahead has given up its numbers, so the later attempts of this one have larger numbers than its own clock.
+/// A host with a fast clock has given up its numbers. The next attempts of another host get larger numbers than its clock shows.
 #[tokio::test]
 async fn a_repeated_attempt_with_a_number_ahead_of_its_clock_takes_no_key() {
     World::skip_waits();
@@ -202,7 +202,7 @@ async fn a_repeated_attempt_with_a_number_ahead_of_its_clock_takes_no_key() {
     let host = world.host().intercept(repeats.clone()).build();
     let locks = world.locks(&host).build().unwrap();
     let pause = Duration::from_millis(10);
-    let twice = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(pause);
+    let twice = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).max_attempts(2);
     let refusal = locks.acquire(KEY).wait(twice).await.unwrap_err();
     assert_eq!(host.requests(), 2);
     assert!(locks.coalesce(KEY, refusal.holder().unwrap()).await.unwrap());

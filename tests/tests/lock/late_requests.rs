@@ -1,13 +1,16 @@
 //! Requests that arrive after their sender has stopped waiting for them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Data, ErrorKind, Lock};
 use lambda_lock_tests::invocation::millis;
-use lambda_lock_tests::{Late, Refuse, World};
+use lambda_lock_tests::{Late, Refuse, StepsClock, World};
 use serde_json::{Value, json};
+
+use crate::{RETENTION, number};
 
 /// The default.
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
@@ -183,11 +186,11 @@ async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     holder.release().await.unwrap();
 }
 
-/// Such a row refuses the late attempt, too.
+/// A row with a larger number refuses the late attempt, too.
 #[tokio::test]
-async fn a_withdrawal_before_a_larger_number_sends_one_request() {
+async fn a_withdrawal_from_a_row_with_a_larger_number_sends_one_request() {
     let world = World::new().await;
-    let ahead = world.host().clock_ahead(Duration::from_millis(900)).build();
+    let ahead = world.host().clock_ahead(Duration::from_mins(1)).build();
     let holder = world.locks(&ahead).build().unwrap().acquire("job").await.unwrap();
     let host = world.host().intercept(Late::updates(1..=1)).intercept(Refuse::writes_from(3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
@@ -197,7 +200,7 @@ async fn a_withdrawal_before_a_larger_number_sends_one_request() {
     holder.release().await.unwrap();
 }
 
-/// The acquire sends it, and once more in the background.
+/// The acquire sends the withdrawal, and once more in the background.
 #[tokio::test]
 async fn a_withdrawal_whose_row_changes_each_time_ends_after_three_requests() {
     let world = World::new().await;
@@ -207,5 +210,30 @@ async fn a_withdrawal_whose_row_changes_each_time_ends_after_three_requests() {
     assert!(locks.try_acquire("job").await.unwrap().is_none());
     locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_eq!(host.requests(), 2 + 2 * 3);
+    holder.release().await.unwrap();
+}
+
+/// The first request finds that the row would be deleted too early, and the second one that it would not.
+#[tokio::test]
+async fn a_withdrawal_during_which_the_clock_is_set_back_leaves_a_ttl_that_is_late_enough() {
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let holder = world.default_locks().acquire("job").await.unwrap();
+    let second = Duration::from_secs(1);
+    // The requests come after this whole second, in any order of milliseconds.
+    let now = world.host().build().now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    tokio::time::sleep(second - Duration::from_nanos(now.subsec_nanos().into())).await;
+    let late_enough = now.as_secs() + 2 + RETENTION.as_secs();
+    let mut row = world.row("job").await.unwrap();
+    row.insert("expiration".to_owned(), AttributeValue::N(late_enough.to_string()));
+    world.put_row(row).await;
+
+    let host = world.host().clock_ahead(second).intercept(Late::updates(1..=1));
+    let host = StepsClock::host(host, 3, |host| host.set_clock_back(Duration::from_secs(1)));
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_none());
+    locks.flush(Duration::from_mins(1)).await.unwrap();
+    assert_eq!(host.requests(), 2 + 2);
+    assert_eq!(number(&world.row("job").await.unwrap(), "expiration"), late_enough);
     holder.release().await.unwrap();
 }

@@ -49,7 +49,7 @@ async fn a_renewal_moves_the_end_of_the_lease_for_the_holder_and_for_others() {
     assert!(world.locks(&theirs).build().unwrap().try_acquire("job").await.unwrap().is_some());
 }
 
-/// The row of a clock that was ahead, or that somebody has edited.
+/// Somebody has edited the row.
 #[tokio::test]
 async fn a_lock_whose_lease_has_ended_in_its_row_cannot_be_renewed() {
     let world = World::new().await;

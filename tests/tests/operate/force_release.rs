@@ -7,8 +7,8 @@ use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Data, ErrorKind, HandlerError, Holder, Idempotency, Lock, Locks, OnUnfinished};
-use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
+use lambda_lock_tests::{Refuse, World};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
@@ -231,7 +231,7 @@ async fn a_row_without_an_owner_is_released_while_its_lease_is_unchanged() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
     let end = millis(host.now() + s(60));
-    // A fence that an acquire has left there says nothing about their runs.
+    // An acquire has left the fence, which says nothing about the runs of the other library.
     for fence in [None, Some(7)] {
         let row = |end| {
             let mut row = in_progress("theirs", end);
@@ -431,24 +431,11 @@ async fn a_row_of_another_program_is_not_released() {
     drop((lock, permit));
 }
 
-/// Refuses each update, as if the row had changed.
-#[derive(Debug)]
-struct Refuse;
-
-impl Intercept for Refuse {
-    fn request(&self, operation: &str, request: &mut Value) {
-        if operation == "UpdateItem" {
-            let condition = request["ConditionExpression"].as_str().unwrap_or_default();
-            request["ConditionExpression"] = format!("({condition}) AND attribute_not_exists(id)").into();
-        }
-    }
-}
-
 #[tokio::test]
 async fn a_release_by_force_of_permits_that_always_change_is_given_up() {
     let world = World::new().await;
     let permit = world.default_locks().semaphore("bank", 2).acquire().await.unwrap();
-    let (operator, tools) = locks_on(&world, world.host().intercept(Refuse));
+    let (operator, tools) = locks_on(&world, world.host().intercept(Refuse::writes_from(1)));
     let holder = seen(&tools, "bank").await;
     let requests = operator.requests();
     assert_eq!(tools.force_release("bank", &holder).await.unwrap_err().kind(), ErrorKind::Conflict);

@@ -64,5 +64,5 @@ async fn an_acquire_with_a_lost_answer_knows_the_hold_time_of_the_row() {
     }
     assert_eq!(host.requests(), 5);
     let mean = locks.get(KEY).await.unwrap().unwrap().hold_time().unwrap();
-    assert!((4.9..6.0).contains(&mean.as_secs_f64()), "{mean:?}");
+    assert!((4.9..7.5).contains(&mean.as_secs_f64()), "{mean:?}");
 }

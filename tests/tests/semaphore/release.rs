@@ -246,8 +246,8 @@ async fn a_release_without_an_answer_can_be_repeated() {
     assert_eq!(host.requests(), 5);
 }
 
-/// The first try of the acquire has not arrived, so the first release gives its number up. A second one with the same number is
-/// refused, and sent without it.
+/// The first try of the acquire has not arrived, so the first release gives its number up. The row refuses a second release with
+/// that number, which is then sent without it.
 #[tokio::test]
 async fn a_second_release_ends_the_least_hold_of_one_that_gave_up_a_late_attempt() {
     let world = World::new().await;
@@ -261,4 +261,15 @@ async fn a_second_release_ends_the_least_hold_of_one_that_gave_up_a_late_attempt
     held.release().await.unwrap();
     assert!(permits(&row(&world).await).is_empty());
     assert!(!late.deliver(&world).await);
+}
+
+/// The SDK repeats the release, and the row shows that it was applied.
+#[tokio::test]
+async fn a_repeated_release_that_gave_up_a_late_attempt_is_sent_no_third_time() {
+    let world = World::new().await;
+    let host = world.host().intercept(Late::updates(1..=1)).intercept(LoseAnswers::to("UpdateItem", 3..=3)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let held = locks.semaphore(KEY, 1).acquire().min_hold(HOUR).await.unwrap();
+    held.release().await.unwrap();
+    assert_eq!(host.requests(), 4);
 }

@@ -57,8 +57,7 @@ async fn a_ticket_of_a_permit_is_used_once() {
     assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketReleased);
 }
 
-/// The row has given up what the release of the ticket would give up, which is nothing. So the release cannot be sent again
-/// without it.
+/// The release of this ticket gives up no number, so it has nothing to leave out, and is sent once.
 #[tokio::test]
 async fn a_used_ticket_of_a_permit_is_refused_after_others_gave_up_their_numbers() {
     let world = World::new().await;
@@ -218,6 +217,18 @@ async fn a_forged_ticket_of_a_permit_has_no_permit() {
     locks.release_ticket(&crate::with(&ticket, "owner", "0")).await.unwrap();
     assert_eq!(held(&world).await, 1);
     locks.resume(&ticket).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_forged_ticket_of_a_released_permit_has_not_released_it() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let permit = locks.semaphore("bank", 1).acquire().min_hold(MINUTE).await.unwrap();
+    let ticket = passed_on(&permit.into_ticket().unwrap());
+    locks.release_ticket(&ticket).await.unwrap();
+    let forged = crate::with(&ticket, "number", number_of(&ticket) + 2);
+    assert_eq!(locks.release_ticket(&forged).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
+    locks.release_ticket(&ticket).await.unwrap();
 }
 
 #[tokio::test]
