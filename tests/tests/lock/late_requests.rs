@@ -222,7 +222,7 @@ async fn a_withdrawal_during_which_the_clock_is_set_back_leaves_a_ttl_that_is_la
     let second = Duration::from_secs(1);
     // The requests come after this whole second, in any order of milliseconds.
     let now = world.host().build().now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    tokio::time::sleep(second - Duration::from_nanos(now.subsec_nanos().into())).await;
+    tokio::time::sleep(second.saturating_sub(Duration::from_nanos(now.subsec_nanos().into()))).await;
     let late_enough = now.as_secs() + 2 + RETENTION.as_secs();
     let mut row = world.row("job").await.unwrap();
     row.insert("expiration".to_owned(), AttributeValue::N(late_enough.to_string()));
