@@ -20,6 +20,8 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tower::{Service, ServiceExt};
 
+use crate::late::update_mut;
+
 /// The name of the function.
 pub const FUNCTION: &str = "orders";
 
@@ -258,10 +260,7 @@ impl Intercept for Prevents {
         if !is_write(operation) || !self.which.contains(&self.sent.count()) {
             return;
         }
-        match request.pointer_mut("/TransactItems/0/Update") {
-            Some(update) => update["TableName"] = "no-such-table".into(),
-            None => request["TableName"] = "no-such-table".into(),
-        }
+        update_mut(request)["TableName"] = "no-such-table".into();
     }
 
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
@@ -286,7 +285,7 @@ impl Intercept for Prevents {
     }
 }
 
-fn is_write(operation: &str) -> bool {
+pub(crate) fn is_write(operation: &str) -> bool {
     ["UpdateItem", "TransactWriteItems"].contains(&operation)
 }
 

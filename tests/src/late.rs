@@ -7,7 +7,7 @@ use lambda_lock::embedded::{Answer, Host, HostBuilder, Intercept};
 use serde_json::{Value, json};
 
 use crate::World;
-use crate::invocation::Counter;
+use crate::invocation::{Counter, is_write};
 
 /// Holds back some of a host's writes, which the host sees as server errors. They arrive when the test delivers them.
 #[derive(Clone, Debug)]
@@ -98,6 +98,14 @@ fn update(request: &Value) -> &Value {
     request.pointer("/TransactItems/0/Update").unwrap_or(request)
 }
 
+/// The same, to change it.
+pub(crate) fn update_mut(request: &mut Value) -> &mut Value {
+    match request.pointer("/TransactItems/0/Update") {
+        Some(_) => &mut request["TransactItems"][0]["Update"],
+        None => request,
+    }
+}
+
 /// A condition that no row meets. It uses a name that the expressions of the update define.
 fn never(update: &Value) -> String {
     let names = update["ExpressionAttributeNames"].as_object().unwrap();
@@ -114,13 +122,9 @@ impl Intercept for Late {
     fn request(&self, operation: &str, request: &mut Value) {
         if operation == self.operation && self.which.contains(&(self.sent.fetch_add(1, Ordering::Relaxed) + 1)) {
             self.held_back.lock().unwrap().push(request.clone());
-            let update = update(request);
+            let update = update_mut(request);
             let condition = update["ConditionExpression"].as_str().unwrap();
-            let condition = json!(format!("({condition}){}", held_back(update)));
-            match request.pointer_mut("/TransactItems/0/Update") {
-                Some(update) => update["ConditionExpression"] = condition,
-                None => request["ConditionExpression"] = condition,
-            }
+            update["ConditionExpression"] = json!(format!("({condition}){}", held_back(update)));
         }
     }
 
@@ -150,8 +154,8 @@ impl Refuse {
 
 impl Intercept for Refuse {
     fn request(&self, operation: &str, request: &mut Value) {
-        if matches!(operation, "UpdateItem" | TRANSACTION) && self.sent.count() >= self.from {
-            let update = if operation == TRANSACTION { &mut request["TransactItems"][0]["Update"] } else { request };
+        if is_write(operation) && self.sent.count() >= self.from {
+            let update = update_mut(request);
             let condition = update["ConditionExpression"].as_str().unwrap();
             // `Late` knows its own requests by the end of the condition, so this goes to the start.
             update["ConditionExpression"] = json!(format!("{} AND ({condition})", never(update)));

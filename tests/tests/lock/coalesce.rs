@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Error, ErrorKind, Holder, Jitter, Locks, Wait};
+use lambda_lock::{Error, ErrorKind, Holder, Locks};
 use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Late, Repeats, World};
+
+use crate::eagerly;
 
 const KEY: &str = "search-index";
 
@@ -201,9 +203,7 @@ async fn a_repeated_attempt_with_a_number_ahead_of_its_clock_takes_no_key() {
     let repeats = Repeats::updates();
     let host = world.host().intercept(repeats.clone()).build();
     let locks = world.locks(&host).build().unwrap();
-    let pause = Duration::from_millis(10);
-    let twice = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).max_attempts(2);
-    let refusal = locks.acquire(KEY).wait(twice).await.unwrap_err();
+    let refusal = locks.acquire(KEY).wait(eagerly().max_attempts(2)).await.unwrap_err();
     assert_eq!(host.requests(), 2);
     assert!(locks.coalesce(KEY, refusal.holder().unwrap()).await.unwrap());
     assert!(holder.release_coalescing().await.unwrap());

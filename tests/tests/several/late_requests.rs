@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Faults;
-use lambda_lock::{Backoff, ErrorKind, Jitter, Wait};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, Refuse, Repeats, World};
 
-use crate::{CLOCK_SKEW, KEYS, LEASE, assert_free, lose_answers, ms, number, rows, text};
+use crate::{CLOCK_SKEW, KEYS, LEASE, assert_free, eagerly, lose_answers, ms, number, rows, text};
 
 #[tokio::test]
 async fn a_late_duplicate_of_an_acquire_takes_no_key() {
@@ -116,8 +116,7 @@ async fn a_withdrawal_after_two_attempts_releases_what_the_first_one_took() {
     let late = Late::transactions(4..=6);
     let host = world.host().intercept(lose_answers(1..=3)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let twice = Wait::backoff(Backoff::new().base(ms(10)).cap(ms(10)).jitter(Jitter::None)).max_attempts(2);
-    let error = locks.acquire_all(KEYS).wait(twice).await.unwrap_err();
+    let error = locks.acquire_all(KEYS).wait(eagerly().max_attempts(2)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_free(&world).await;
