@@ -1,5 +1,7 @@
 //! Requests that DynamoDB applied although their answer was lost.
 
+use std::time::Duration;
+
 use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::HideRows;
@@ -16,6 +18,22 @@ pub(crate) async fn an_acquire_whose_answer_was_lost_succeeds<S: Subject>() {
     held.renew(2 * LEASE).await.unwrap();
     held.release().await.unwrap();
     assert_free::<S>(&world).await;
+}
+
+pub(crate) async fn an_acquire_whose_answer_was_lost_knows_the_hold_time_of_the_row<S: Subject>() {
+    let world = World::new().await;
+    let host = world.host().intercept(S::lose_answers(3..=3)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    for seconds in [8, 2] {
+        let mut held: S = acquired(&locks).await;
+        host.advance_clock(Duration::from_secs(seconds));
+        held.release().await.unwrap();
+    }
+    assert_eq!(host.requests(), 5);
+    for key in S::KEYS {
+        let mean = locks.get(*key).await.unwrap().unwrap().hold_time().unwrap();
+        assert!((4.9..7.5).contains(&mean.as_secs_f64()), "{key}: {mean:?}");
+    }
 }
 
 pub(crate) async fn a_renewal_whose_answer_was_lost_succeeds<S: Subject>() {

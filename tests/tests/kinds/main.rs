@@ -121,6 +121,11 @@ macro_rules! rules {
             turns::a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_delay
         }
     };
+    (hold_times, $subject:ident) => {
+        tests! { $subject:
+            answers::an_acquire_whose_answer_was_lost_knows_the_hold_time_of_the_row
+        }
+    };
     (regions, $subject:ident) => {
         tests! { $subject:
             regions::a_key_that_is_held_in_one_region_is_refused_in_others
@@ -185,20 +190,21 @@ macro_rules! suite {
 }
 
 suite! {
-    key: Key, repeated_releases drops tickets turns regions identities traces_of_identities tickets_of_identities;
-    // A set has no ticket, because a ticket names one key. It needs transactions, which no table has across Regions.
+    key: Key, repeated_releases drops tickets turns hold_times regions identities traces_of_identities tickets_of_identities;
+    // A set has no ticket, because a ticket names one key. It needs transactions, which no table has across Regions. Their
+    // answers have no rows, so that it does not know the hold times.
     several_keys: SeveralKeys, repeated_releases drops turns identities traces_of_identities;
     // Nothing of a permit that was released stays.
-    permit: Permit, repeated_releases drops tickets turns regions identities tickets_of_identities;
+    permit: Permit, repeated_releases drops tickets turns hold_times regions identities tickets_of_identities;
     // A ticket is for another process, so that it sends nothing by itself when it is dropped.
     ticket_of_a_key: TicketOfAKey, repeated_releases tickets regions;
     ticket_of_a_permit: TicketOfAPermit, repeated_releases tickets regions;
     // A run ends with its release, and has no ticket. The key of a record is its identity. A result is for all who wait for
     // it.
     record: Record, drops regions;
-    key_of_an_identity: KeyOfIdentity, repeated_releases drops tickets turns regions;
+    key_of_an_identity: KeyOfIdentity, repeated_releases drops tickets turns hold_times regions;
     several_keys_of_an_identity: SeveralKeysOfIdentity, repeated_releases drops turns;
-    permit_of_an_identity: PermitOfIdentity, repeated_releases drops tickets turns regions;
+    permit_of_an_identity: PermitOfIdentity, repeated_releases drops tickets turns hold_times regions;
     ticket_of_a_permit_of_an_identity: TicketOfAPermitOfIdentity, repeated_releases tickets regions;
 }
 

@@ -1,7 +1,5 @@
 //! Acquires whose answer was lost.
 
-use std::time::Duration;
-
 use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::LoseAnswers;
@@ -50,19 +48,4 @@ async fn a_withdrawal_with_a_lost_answer_frees_the_permit() {
         assert!(permits(&row(&world).await).is_empty());
         locks.semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();
     }
-}
-
-#[tokio::test]
-async fn an_acquire_with_a_lost_answer_knows_the_hold_time_of_the_row() {
-    let world = World::new().await;
-    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 3..=3)).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    for seconds in [8, 2] {
-        let lock = locks.semaphore(KEY, 1).acquire().await.unwrap();
-        host.advance_clock(Duration::from_secs(seconds));
-        lock.release().await.unwrap();
-    }
-    assert_eq!(host.requests(), 5);
-    let mean = locks.get(KEY).await.unwrap().unwrap().hold_time().unwrap();
-    assert!((4.9..7.5).contains(&mean.as_secs_f64()), "{mean:?}");
 }
