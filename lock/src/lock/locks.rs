@@ -153,7 +153,7 @@ impl Locks {
     /// ```
     ///
     /// Call it before `Runtime::run`. Lambda runs the init phase with a full CPU, but the first invocation only with the
-    /// function's share of a CPU. A TLS handshake takes tens of milliseconds of a full CPU, and several times as long on a
+    /// function's share of a CPU. The first TLS handshake takes about 20 ms of a full CPU, and several times as long on a
     /// small function. With `SnapStart`, [register the locks](crate::docs::operate::deploying#snapstart) as well.
     ///
     /// One `UpdateItem` that is never applied, which DynamoDB counts as one write. The IAM action is
