@@ -153,8 +153,9 @@ impl Locks {
     /// ```
     ///
     /// Call it before `Runtime::run`. Lambda runs the init phase with a full CPU, but the first invocation only with the
-    /// function's share of a CPU. The first TLS handshake takes about 20 ms of a full CPU, and several times as long on a
-    /// small function. With `SnapStart`, [register the locks](crate::docs::operate::deploying#snapstart) as well.
+    /// function's share of a CPU. The first connection takes about 24 ms of a full CPU, most of it because the crypto
+    /// library collects randomness, and several times as long on a small function. With `SnapStart`, [register the
+    /// locks](crate::docs::operate::deploying#snapstart) as well.
     ///
     /// One `UpdateItem` that is never applied, which DynamoDB counts as one write. The IAM action is
     /// `dynamodb:UpdateItem`, and the key is the prefix followed by `lambda-lock-check`; a denial warms up just as well. A

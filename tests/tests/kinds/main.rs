@@ -191,17 +191,19 @@ macro_rules! suite {
 
 suite! {
     key: Key, repeated_releases drops tickets turns hold_times regions identities traces_of_identities tickets_of_identities;
-    // A set has no ticket, because a ticket names one key. It needs transactions, which no table has across Regions. Their
-    // answers have no rows, so that it does not know the hold times.
+    // A set has no ticket, because a ticket names one key. It needs transactions, which no table has across Regions. One
+    // that was applied returns no rows, also when the SDK repeats it, so that a set knows only the hold times that a refusal
+    // has shown.
     several_keys: SeveralKeys, repeated_releases drops turns identities traces_of_identities;
     // Nothing of a permit that was released stays.
     permit: Permit, repeated_releases drops tickets turns hold_times regions identities tickets_of_identities;
-    // A ticket is for another process, so that it sends nothing by itself when it is dropped.
+    // A ticket is for another process, so that it sends nothing by itself when it is dropped. Its release leaves the hold time
+    // as it is.
     ticket_of_a_key: TicketOfAKey, repeated_releases tickets regions;
     ticket_of_a_permit: TicketOfAPermit, repeated_releases tickets regions;
     // A run ends with its release, and has no ticket. The key of a record is its identity. A result is for all who wait for
     // it.
-    record: Record, drops regions;
+    record: Record, drops hold_times regions;
     key_of_an_identity: KeyOfIdentity, repeated_releases drops tickets turns hold_times regions;
     several_keys_of_an_identity: SeveralKeysOfIdentity, repeated_releases drops turns;
     permit_of_an_identity: PermitOfIdentity, repeated_releases drops tickets turns hold_times regions;
