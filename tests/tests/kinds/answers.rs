@@ -31,10 +31,8 @@ pub(crate) async fn an_acquire_whose_answer_was_lost_knows_the_hold_time_of_the_
     }
     assert_eq!(host.requests(), 5);
     // The mean of 8 s and 2 s, and not one of them.
-    for key in S::KEYS {
-        let mean = locks.get(*key).await.unwrap().unwrap().hold_time().unwrap();
-        assert!((4.9..7.5).contains(&mean.as_secs_f64()), "{key}: {mean:?}");
-    }
+    let mean = locks.get(S::KEYS[0]).await.unwrap().unwrap().hold_time().unwrap();
+    assert!((4.9..7.5).contains(&mean.as_secs_f64()), "{mean:?}");
 }
 
 pub(crate) async fn a_renewal_whose_answer_was_lost_succeeds<S: Subject>() {
