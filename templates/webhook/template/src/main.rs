@@ -31,6 +31,7 @@ fn once(locks: Locks) -> Idempotency<Event, (), Error> {
 /// Checks that the body was signed with the secret, and no more than five minutes ago. The header is
 /// `t=TIME,v1=SIGNATURE`.
 fn check_signature(request: &Request, secret: &str, now: SystemTime) -> Result<(), &'static str> {
+    let secret = secret.trim(); // a shell or an editor may have added a line break
     if secret.is_empty() {
         return Err("WEBHOOK_SECRET is empty, and anyone can sign with that");
     }
@@ -148,6 +149,12 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_secret_with_a_line_break_at_its_end_is_the_secret() {
+        let answer = handle(events().await, "secret\r\n", delivery(PAID)).await.unwrap();
+        assert_eq!(answer.status(), 200);
+    }
+
+    #[tokio::test]
     async fn an_event_without_data_is_acknowledged() {
         let thin = r#"{"id": "evt_2", "object": "v2.core.event", "type": "v1.billing.meter.no_meter_found"}"#;
         assert_eq!(status(&events().await, delivery(thin)).await, 200);
@@ -184,6 +191,7 @@ mod tests {
             ("secret", delivery_of(PAID, "guess", Duration::ZERO)),
             ("secret", delivery_of(PAID, "secret", Duration::from_mins(6))),
             ("", delivery_of(PAID, "", Duration::ZERO)),
+            ("\n", delivery_of(PAID, "\n", Duration::ZERO)),
         ];
         for (secret, delivery) in refused {
             assert_eq!(handle(events.clone(), secret, delivery).await.unwrap().status(), 400);
