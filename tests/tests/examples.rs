@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -224,6 +225,17 @@ fn the_template_with_a_url_names_the_cargo_lambda_that_it_needs() {
     }
 }
 
+// Version 1 has no `logs tail`, and `deploy` of a table that another template has created ends with 255.
+#[test]
+fn the_version_of_the_aws_cli_is_named_before_the_commands() {
+    assert!(templates().iter().any(|template| file_of(template, "README.md").contains("\naws logs tail ")));
+    let deploying = include_str!("../../lock/docs/operate/deploying.md");
+    for (page, first) in [(README, "aws cloudformation deploy"), (deploying, "## The table and the policy")] {
+        let (before, _) = page.split_once(first).unwrap();
+        assert!(before.contains("version 2 of the AWS CLI"), "{before}");
+    }
+}
+
 #[test]
 fn each_template_says_how_to_export_metrics() {
     for template in templates() {
@@ -252,6 +264,139 @@ fn the_links_of_the_templates_lead_to_headings_of_the_guides() {
             assert!(is_found, "{template}: {link}");
         }
     }
+}
+
+/// A recipe of the guides that makes a project from a template.
+struct Recipe {
+    page: String,
+    /// The name of the project.
+    name: String,
+    template: String,
+    /// The commands that add dependencies.
+    adds: Vec<String>,
+    /// The blocks of Rust: first that of the function.
+    code: Vec<String>,
+}
+
+fn recipes() -> Vec<Recipe> {
+    let folder = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs/recipes")).unwrap();
+    let recipe = |text: String, page: String| {
+        let (_, new) = text.split_once("cargo lambda new --no-interactive --template CLONE/templates/")?;
+        let (template, rest) = new.split_once(' ').unwrap();
+        let name = rest.split_once("lambda_lock=CLONE/lock ").unwrap().1.lines().next().unwrap();
+        let blocks = text.split("```").skip(1).step_by(2).filter(|block| block.starts_with("rust"));
+        Some(Recipe {
+            name: name.to_owned(),
+            template: template.to_owned(),
+            adds: text.lines().filter(|line| line.starts_with("cargo add ")).map(str::to_owned).collect(),
+            code: blocks.map(|block| block.split_once('\n').unwrap().1.to_owned()).collect(),
+            page,
+        })
+    };
+    let pages = folder.map(|page| page.unwrap().path());
+    let recipes = pages.filter_map(|page| recipe(fs::read_to_string(&page).unwrap(), page.display().to_string()));
+    recipes.collect()
+}
+
+#[test]
+fn each_recipe_uses_only_the_dependencies_of_its_project() {
+    let manifests = templates().into_iter().map(|template| file_of(&template, "Cargo.toml"));
+    let all: String = manifests.chain([include_str!("../../Cargo.toml").to_owned()]).collect();
+    let names = all.lines().filter_map(|line| line.split_once(" = ")).map(|(name, _)| name.replace('-', "_"));
+    let names: BTreeSet<_> =
+        names.filter(|name| name.chars().all(|letter| letter.is_alphanumeric() || letter == '_')).collect();
+    assert!(names.contains("serde") && names.contains("aws_sdk_dynamodb"), "{names:?}");
+    let recipes = recipes();
+    assert_eq!(recipes.len(), 13);
+    for Recipe { page, template, adds, code, .. } in recipes {
+        let manifest = file_of(&template, "Cargo.toml");
+        let (_, has) = manifest.split_once("[dependencies]\n").unwrap();
+        let has = has.split("\n\n").next().unwrap().lines().map(|line| line.split(" = ").next().unwrap());
+        let has: BTreeSet<_> = has
+            .chain(adds.iter().map(|add| add.split(' ').nth(2).unwrap()))
+            .map(|name| name.replace('-', "_"))
+            .collect();
+        for name in names.intersection(&crates_of(&code[0])) {
+            assert!(has.contains(name), "{page}: no `{name}` in the project of `{template}`");
+        }
+    }
+}
+
+/// The first names of the paths in this code.
+fn crates_of(code: &str) -> BTreeSet<String> {
+    let name =
+        |text: &str| text.chars().take_while(|&letter| letter.is_alphanumeric() || letter == '_').collect::<String>();
+    let (mut used, mut imported, mut rest) = (BTreeSet::new(), BTreeSet::new(), String::new());
+    for statement in code.split_inclusive(';') {
+        if let Some(path) = statement.trim_start().strip_prefix("use ") {
+            used.insert(name(path));
+            imported.extend(path.split(['{', '}', ',', ':', ' ', ';']).map(name));
+        } else {
+            rest.push_str(statement);
+        }
+    }
+    for (end, _) in rest.match_indices("::") {
+        let start = rest[..end].rfind(|letter: char| !letter.is_alphanumeric() && letter != '_').map_or(0, |at| at + 1);
+        if !rest[..start].ends_with("::") && !imported.contains(&rest[start..end]) {
+            used.insert(rest[start..end].to_owned());
+        }
+    }
+    used
+}
+
+/// Writes a test of a page as the page says.
+fn as_test(page: &str, code: &str) -> String {
+    let test = code.replace("#[tokio::main(flavor = \"current_thread\")]", "#[tokio::test]");
+    let test = test.replace(
+        "#[tokio::main(flavor = \"current_thread\", start_paused = true)]",
+        "#[tokio::test(start_paused = true)]",
+    );
+    assert_ne!(test, code, "{page}");
+    let test = if page.ends_with("rates.md") {
+        let (test, _) = test.split_once("\nasync fn balance").unwrap();
+        format!("use super::*;\n{}", test.replacen("LockLayer, ", "", 1))
+    } else {
+        test
+    };
+    format!("\n#[cfg(test)]\nmod tests {{\n{test}}}\n")
+}
+
+#[test]
+#[ignore = "needs the projects of the templates: .ci/run templates"]
+fn each_recipe_compiles_as_typed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+    let folder = root.join("target/ci-tools/recipes");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).unwrap();
+    }
+    fs::create_dir_all(&folder).unwrap();
+    let workspace = "[workspace]\nmembers = [\"*\"]\nresolver = \"3\"\n\n[profile.dev]\ndebug = false\n";
+    fs::write(folder.join("Cargo.toml"), workspace).unwrap();
+    fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
+    let run = |command: &str, folder: &Path| {
+        let mut shell = Command::new("sh");
+        // The dependencies are those of the templates.
+        shell.env("CARGO_TARGET_DIR", root.join("target/ci-tools/templates-target"));
+        assert!(shell.args(["-c", command]).current_dir(folder).status().unwrap().success(), "{command}");
+    };
+    for Recipe { page, name, template, adds, mut code } in recipes() {
+        let project = folder.join(&name);
+        fs::create_dir_all(project.join("src")).unwrap();
+        let manifest = file_of(&template, "Cargo.toml").replace("{{ project_name }}", &name);
+        let version = "{% if lambda_lock == \"\" %}version = \"0.1\"{% else %}path = \"{{ lambda_lock }}\"{% endif %}";
+        let path = format!("path = \"{}\"", root.join("lock").display());
+        fs::write(project.join("Cargo.toml"), manifest.replace(version, &path)).unwrap();
+        let test = if adds.is_empty() && !page.ends_with("rates.md") {
+            String::new()
+        } else {
+            as_test(&page, &code.pop().unwrap())
+        };
+        fs::write(project.join("src/main.rs"), format!("#![deny(warnings)]\n{}{test}", code[0])).unwrap();
+        for add in adds {
+            run(&add, &project);
+        }
+    }
+    run("cargo test --workspace", &folder);
 }
 
 #[test]
