@@ -8,6 +8,7 @@ mod lanes;
 mod log;
 mod panics;
 mod parse;
+mod rate;
 mod stop;
 mod windowed;
 
