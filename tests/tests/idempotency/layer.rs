@@ -8,9 +8,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use lambda_lock::idempotency::{OnMissingKey, StoredError};
-use lambda_lock::{Idempotency, IdempotencyLayer, Locks, OnError, OnUnfinished, WithRun};
+use lambda_lock::{Idempotency, IdempotencyLayer, LockLayer, Locks, OnError, OnUnfinished, WithRun};
 use lambda_lock_tests::invocation::{Counter, FUNCTION, OneByOne, by_tenant, invocation, invocation_with, reported};
-use lambda_runtime::LambdaEvent;
+use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -284,29 +284,73 @@ async fn a_handler_of_with_run_can_be_tested_alone() {
     assert_eq!(result.unwrap(), 17);
 }
 
+/// The answer of `on_held`.
+const SKIPPED: u32 = 0;
+
+// As the guide has it.
 #[tokio::test]
-async fn tenants_share_records_unless_they_are_per_tenant() {
+async fn an_event_that_a_lock_outside_skipped_runs_later_once() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
-    let event = |tenant| by_tenant(tenant, invocation(&host, order("a")));
-    let shared = IdempotencyLayer::new(invocations(&locks)).layer(counting(&runs));
-    for tenant in ["blue", "green"] {
-        assert_eq!(shared.clone().oneshot(event(tenant)).await.unwrap(), 1);
+    let once = IdempotencyLayer::new(invocations(&locks)).layer(counting(&runs));
+    let alone = LockLayer::new(locks).key("prices").on_held(|_| SKIPPED).layer(once);
+    let other = world.default_locks().acquire("prices").await.unwrap();
+    let deliver = async || alone.clone().oneshot(invocation(&host, order("a"))).await.map_err(Diagnostic::from);
+    assert_eq!(deliver().await.unwrap(), SKIPPED);
+    other.release().await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(deliver().await.unwrap(), 1);
     }
-    let service = IdempotencyLayer::new(invocations(&locks)).per_tenant().layer(counting(&runs));
-    for (tenant, run) in [("blue", 2), ("green", 3), ("blue", 2)] {
-        assert_eq!(service.clone().oneshot(event(tenant)).await.unwrap(), run);
-    }
-    assert!(world.row("orders#blue#a").await.is_some());
+}
+
+// What the guide says about the other order, and about `coalesce`.
+#[tokio::test]
+async fn a_lock_inside_and_a_further_run_get_a_stored_result() {
+    let (world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let alone = LockLayer::new(locks.clone()).key("prices").on_held(|_| SKIPPED).layer(counting(&runs));
+    let once =
+        Idempotency::new(locks.clone(), OnMissingKey::Reject, |event: &LambdaEvent<Order>| event.payload.id.clone());
+    let once = IdempotencyLayer::new(once).layer(alone);
+    let other = world.default_locks().acquire("prices").await.unwrap();
+    let deliver = async || once.clone().oneshot(invocation(&host, order("a"))).await.unwrap();
+    assert_eq!(deliver().await, SKIPPED);
+    other.release().await.unwrap();
+    assert_eq!((deliver().await, runs.get()), (SKIPPED, 0));
+
+    let further = LockLayer::new(locks.clone()).key("index").on_held(|_| SKIPPED).coalesce(ms(1));
+    let elsewhere = further.layer(counting(&runs));
+    let skipped_meanwhile = service_fn({
+        let (host, runs) = (host.clone(), runs.clone());
+        move |_: LambdaEvent<Order>| {
+            let (elsewhere, mut event, runs) = (elsewhere.clone(), invocation(&host, order("c")), runs.clone());
+            event.context.request_id = "request-2".to_owned();
+            async move {
+                assert_eq!(elsewhere.oneshot(event).await.unwrap(), SKIPPED);
+                Ok::<_, Declined>(runs.count())
+            }
+        }
+    });
+    let once = IdempotencyLayer::new(invocations(&locks)).layer(skipped_meanwhile);
+    assert_eq!(further.layer(once).oneshot(invocation(&host, order("b"))).await.unwrap(), 1);
+    assert_eq!(runs.get(), 1, "the further run got the result of the first");
 }
 
 #[tokio::test]
-async fn an_event_without_a_tenant_fails_without_a_request() {
-    let (_world, host, locks) = environment().await;
+async fn tenants_share_no_record_unless_it_spans_them() {
+    let (world, host, locks) = environment().await;
     let runs = Counter::default();
-    let service = IdempotencyLayer::new(invocations(&locks)).per_tenant().layer(counting(&runs));
-    let (error_type, message) = reported(service.oneshot(invocation(&host, order("a"))).await.unwrap_err());
-    assert_eq!(error_type, "LockInvalid");
-    assert!(message.contains("no tenant id"), "{message}");
-    assert_eq!((host.requests(), runs.get()), (0, 0));
+    let event = |tenant| by_tenant(tenant, invocation(&host, order("a")));
+    let service = IdempotencyLayer::new(invocations(&locks)).layer(counting(&runs));
+    for (tenant, run) in [("blue", 1), ("green", 2), ("blue", 1)] {
+        assert_eq!(service.clone().oneshot(event(tenant)).await.unwrap(), run);
+    }
+    assert!(world.row("orders#blue#a").await.is_some());
+    let shared = IdempotencyLayer::new(invocations(&locks).across_tenants()).layer(counting(&runs));
+    for tenant in ["blue", "green"] {
+        assert_eq!(shared.clone().oneshot(event(tenant)).await.unwrap(), 3);
+    }
+    // Without tenant isolation, the record is the same.
+    let without = IdempotencyLayer::new(invocations(&locks)).layer(counting(&runs));
+    assert_eq!(without.oneshot(invocation(&host, order("a"))).await.unwrap(), 3);
 }
