@@ -874,7 +874,9 @@ impl Error {
                  other work"
             ),
             Cause::KeyMissing => {
-                write!(f, "an input for {what} has no idempotency key: send one, or use OnMissingKey::RunUnprotected")
+                let ways = "send one, take another part of the input, or use OnMissingKey::RunUnprotected (`event_id` \
+                    finds none in S3's events of tags, ACLs and restores: let S3 not send them)";
+                write!(f, "an input for {what} has no idempotency key: {ways}")
             }
             Cause::UnusableResult(why) => write!(f, "{what}: {}", reason(why)),
         }

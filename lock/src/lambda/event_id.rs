@@ -28,9 +28,12 @@ use super::invocation::escape;
 /// | --- | --- |
 /// | SNS, directly or in its envelope in a queue | its message id, unless the message is one of the events below |
 /// | `EventBridge`, also that of a schedule without an input of its own | `source#id` |
-/// | S3 notifications | `bucket#key#version#sequencer#event`; the version is empty in a bucket without versions |
+/// | S3 notifications of objects that were created or removed | `bucket#key#version#sequencer#event`; the version is empty in a bucket without versions |
 /// | S3's test of a new notification, which names no object | `bucket#s3:TestEvent#request` |
-/// | anything else, or without one of these parts | none: [`OnMissingKey`](crate::idempotency::OnMissingKey) applies |
+/// | anything else, or without one of these parts, such as S3's events of tags, ACLs and restores, which have no sequencer | none: [`OnMissingKey`](crate::idempotency::OnMissingKey) applies |
+///
+/// S3 lets you choose which events it sends: leave out those without a sequencer, or send them through `EventBridge`, whose
+/// events have ids.
 ///
 /// S3 and `EventBridge` may publish an event twice, and SNS then gives the copies two message ids. So the event's own id is
 /// the key if SNS only carries the event. With raw message delivery, SNS sends no envelope, and the message id of the queue

@@ -7,7 +7,7 @@ use lambda_lock::idempotency::{OnMissingKey, RecordFormat};
 use lambda_lock::lambda::{SqsMessage, event_id};
 use lambda_lock::{Idempotency, IdempotencyLayer, Locks};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{Counter, invocation};
+use lambda_lock_tests::invocation::{Counter, invocation, reported};
 use lambda_runtime::{Context, LambdaEvent};
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -122,6 +122,21 @@ fn an_event_that_sns_carries_has_its_own_id_in_every_copy() {
             direct["Records"][0]["Sns"]["Message"] = json!(text);
             assert_eq!(id(direct), id(event.clone()));
         }
+    }
+}
+
+#[tokio::test]
+async fn an_event_of_s3_without_a_sequencer_fails_with_a_way_out() {
+    let (_world, host, locks) = environment().await;
+    for name in ["ObjectTagging:Put", "ObjectAcl:Put", "ObjectRestore:Completed"] {
+        let mut record = object("a", "");
+        record["eventName"] = json!(name);
+        record["s3"]["object"].as_object_mut().unwrap().remove("sequencer");
+        let once = Idempotency::new(locks.clone(), OnMissingKey::Reject, event_id);
+        let layer = IdempotencyLayer::new(once).layer(service_fn(async |_: LambdaEvent<Value>| Ok::<_, Declined>(1)));
+        let (error_type, message) = reported(layer.oneshot(invocation(&host, s3([record]))).await.unwrap_err());
+        assert_eq!(error_type, "IdempotencyKeyMissing", "{name}");
+        assert!(message.contains("S3's events of tags, ACLs and restores: let S3 not send them"), "{message}");
     }
 }
 
