@@ -100,6 +100,7 @@ pub fn payment_queue(
     let payments = Arc::new(payments);
     let once =
         Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()))
+            // A payment is the same in both queues. Without a prefix, each queue would have records of its own.
             .prefix("idempotency")
             .window(WINDOW)
             // The same id with another amount is a mistake. It becomes a dead letter, for a person to look into.

@@ -26,7 +26,7 @@ use crate::idempotency_history::ledger::{Call, Ledger};
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
-use queue::{FIFO_QUEUE, Place, Queue, Received, Stored};
+use queue::{FIFO_QUEUE, Place, Queue, Received, STANDARD_QUEUE, Stored};
 
 /// How often each outcome occurred.
 #[derive(Clone, Copy, Debug, Default)]
@@ -107,7 +107,7 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     };
     let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
     let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };
-    let messages = messages(&mut random, key);
+    let messages = messages(&mut random, key, if is_fifo { FIFO_QUEUE } else { STANDARD_QUEUE });
     // Also with a mutation that hides from the consumer that the queue is FIFO.
     let keys = messages.iter().flat_map(|message| {
         let key = key.of(message);
@@ -127,7 +127,7 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
 }
 
 /// The messages of the senders, with occasional duplicates in the same group.
-fn messages(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
+fn messages(random: &mut Rng, key: KeyIs, queue: &'static str) -> Vec<Stored> {
     let mut messages: Vec<Stored> = Vec::new();
     for number in 0..random.usize(3..=14) {
         let earlier = (key != KeyIs::MessageId && number > 0 && random.u8(0..5) == 0).then(|| random.choice(&messages));
@@ -142,7 +142,7 @@ fn messages(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
             };
             (job, format!("group {}", random.u8(0..3)), body)
         };
-        messages.push(Stored::new(format!("message {number}"), job, group, body));
+        messages.push(Stored::new(format!("message {number}"), job, queue, group, body));
     }
     messages
 }
@@ -150,10 +150,11 @@ fn messages(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
 impl KeyIs {
     /// The key of a message's record.
     fn of(self, message: &Stored) -> String {
+        let Stored { queue, id, group, job, .. } = message;
         match self {
-            Self::MessageId => format!("{FUNCTION}#{}", message.id),
-            Self::DeduplicationId => format!("{FUNCTION}#{FIFO_QUEUE}#{}#{}", message.group, message.job),
-            Self::InBody => format!("{FUNCTION}#{}", message.job),
+            Self::MessageId => format!("{FUNCTION}#{queue}#{id}"),
+            Self::DeduplicationId => format!("{FUNCTION}#{queue}#{group}#{job}"),
+            Self::InBody => format!("{FUNCTION}#{queue}#{job}"),
         }
     }
 }

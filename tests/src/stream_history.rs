@@ -30,7 +30,7 @@ use crate::idempotency_history::ledger::{Call, Ledger};
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
-use shard::{Delivery, Place, Shard, Stored, kafka_event};
+use shard::{CLUSTER, Delivery, Place, STREAM, Shard, Stored, kafka_event};
 
 /// How often each outcome occurred.
 #[derive(Clone, Copy, Debug, Default)]
@@ -170,7 +170,8 @@ impl KeyIs {
         match self {
             Self::EventId if of == Of::Kafka => format!("{FUNCTION}#{}", record.offset_id()),
             Self::EventId => format!("{FUNCTION}#{}", record.event_id()),
-            Self::InBody => format!("{FUNCTION}#{}", record.job),
+            Self::InBody if of == Of::Kafka => format!("{FUNCTION}#{CLUSTER}#payments#{}", record.job),
+            Self::InBody => format!("{FUNCTION}#{STREAM}#{}", record.job),
         }
     }
 }

@@ -13,7 +13,7 @@ use lambda_lock::lambda::{Consumer, Source, SqsMessage, SqsSource};
 use lambda_lock::streams::{KinesisRecord, StreamSource};
 use lambda_lock::{Idempotency, Locks};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
+use lambda_lock_tests::invocation::{by_tenant, invocation, invocation_with, millis};
 use lambda_lock_tests::till::{Declined, Paid, Payment, Then, Till};
 use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::json;
@@ -35,9 +35,17 @@ trait Tested: Source<Item: Paid> + Sized + 'static {
     /// A consumer with these settings.
     fn consumer(once: Idempotency<Self::Item, (), Declined>) -> Plain<Self>;
 
-    /// An event with payments, each with its lane and with what the handler does. Their ids and names are the numbers from
-    /// 1.
-    fn event(payments: &[(&str, &str)]) -> Self::Event;
+    /// What tells the queue, the stream or the topic with this name from all others.
+    fn id_of(name: &str) -> String;
+
+    /// An event with payments from the queue, stream or topic with this name, each with its lane and with what the handler
+    /// does. Their ids and names are the numbers from 1.
+    fn event_from(name: &str, payments: &[(&str, &str)]) -> Self::Event;
+
+    /// The same from the queue, stream or topic `payments`.
+    fn event(payments: &[(&str, &str)]) -> Self::Event {
+        Self::event_from("payments", payments)
+    }
 
     /// Delivers an event to a handler that calls `begin` before each payment, and returns the names in the answer.
     async fn invoke(
@@ -79,13 +87,17 @@ impl Tested for SqsSource<Payment> {
         Consumer::new(once)
     }
 
-    fn event(payments: &[(&str, &str)]) -> SqsEvent {
+    fn id_of(name: &str) -> String {
+        format!("arn:aws:sqs:eu-west-1:123456789012:{name}.fifo")
+    }
+
+    fn event_from(name: &str, payments: &[(&str, &str)]) -> SqsEvent {
         let mut event = SqsEvent::default();
         event.records.extend(texts(payments).map(|(number, lane, text)| {
             let mut message = SqsRecord::default();
             message.message_id = Some(number);
             message.body = Some(text);
-            message.event_source_arn = Some("arn:aws:sqs:eu-west-1:123456789012:payments.fifo".to_owned());
+            message.event_source_arn = Some(Self::id_of(name));
             message.attributes.insert("MessageGroupId".to_owned(), lane);
             message
         }));
@@ -119,10 +131,15 @@ impl Tested for StreamSource<KinesisRecord<Payment>> {
         Consumer::new(once)
     }
 
-    fn event(payments: &[(&str, &str)]) -> KinesisEvent {
+    fn id_of(name: &str) -> String {
+        format!("arn:aws:kinesis:eu-west-1:123456789012:stream/{name}")
+    }
+
+    fn event_from(name: &str, payments: &[(&str, &str)]) -> KinesisEvent {
         let mut event = KinesisEvent::default();
         event.records.extend(texts(payments).map(|(number, lane, text)| {
             let mut record = KinesisEventRecord::default();
+            record.event_source_arn = Some(Self::id_of(name));
             record.kinesis.sequence_number = number;
             record.kinesis.partition_key = lane;
             record.kinesis.data.0 = text.into_bytes();
@@ -152,18 +169,25 @@ impl Tested for StreamSource<KinesisRecord<Payment>> {
     }
 }
 
+const CLUSTER: &str = "arn:aws:kafka:eu-west-1:123456789012:cluster/shop/1";
+
 /// A topic of Kafka, whose lanes are the keys of a partition.
 impl Tested for KafkaSource<Payment> {
     fn consumer(once: Idempotency<Self::Item, (), Declined>) -> Plain<Self> {
         Consumer::new(once)
     }
 
-    fn event(payments: &[(&str, &str)]) -> KafkaEvent {
+    fn id_of(name: &str) -> String {
+        format!("{CLUSTER}#{name}")
+    }
+
+    fn event_from(name: &str, payments: &[(&str, &str)]) -> KafkaEvent {
         let records = texts(payments).map(|(number, lane, text)| {
             let (offset, key, value) = (number.parse::<u64>().unwrap(), STANDARD.encode(lane), STANDARD.encode(text));
-            json!({ "topic": "payments", "partition": 0, "offset": offset, "key": key, "value": value })
+            json!({ "topic": name, "partition": 0, "offset": offset, "key": key, "value": value })
         });
-        serde_json::from_value(json!({ "records": { "payments-0": records.collect::<Vec<_>>() } })).unwrap()
+        let records = json!({ format!("{name}-0"): records.collect::<Vec<_>>() });
+        serde_json::from_value(json!({ "eventSourceArn": CLUSTER, "records": records })).unwrap()
     }
 
     async fn invoke(
@@ -257,6 +281,50 @@ tests! {
     an_invocation_without_its_table_fails_with_the_message_of_dynamodb
     an_invocation_answers_if_an_item_is_done_or_in_progress_or_none_started
     a_consumer_can_answer_although_every_item_failed
+    equal_keys_of_two_sources_are_different_work
+    a_prefix_of_its_own_spans_the_sources
+    tenants_share_no_record_unless_it_spans_them
+}
+
+/// Delivers one payment with the id 1 from each of these queues, streams or topics.
+async fn deliver_from<S: Tested>(consumer: &Plain<S>, host: &Host, till: &Till, names: &[&str]) {
+    for name in names {
+        let event = invocation(host, S::event_from(name, &[("a", "Done")]));
+        assert!(S::deliver(consumer, event, till, |_| ()).await.is_empty(), "{name}");
+    }
+}
+
+async fn equal_keys_of_two_sources_are_different_work<S: Tested>() {
+    let (world, host, consumer, till) = environment::<S>().await;
+    deliver_from::<S>(&consumer, &host, &till, &["orders", "refunds", "orders", "refunds"]).await;
+    assert_eq!(till.ran(), ["1", "1"]);
+    for name in ["orders", "refunds"] {
+        assert!(world.row(&format!("orders#{}#1", S::id_of(name))).await.is_some(), "{name}");
+    }
+}
+
+async fn a_prefix_of_its_own_spans_the_sources<S: Tested>() {
+    let (world, host, _, till) = environment::<S>().await;
+    for prefix in ["shop", ""] {
+        let once = by_payment(&world.locks(&host).build().unwrap()).prefix(prefix);
+        deliver_from::<S>(&S::consumer(once), &host, &till, &["orders", "refunds"]).await;
+    }
+    assert_eq!(till.ran(), ["1", "1"]);
+    assert!(world.row("shop#1").await.is_some() && world.row("1").await.is_some());
+}
+
+async fn tenants_share_no_record_unless_it_spans_them<S: Tested>() {
+    let (world, host, consumer, till) = environment::<S>().await;
+    let once = by_payment(&world.locks(&host).key_prefix("shared#").build().unwrap()).across_tenants();
+    for (consumer, runs) in [(consumer, 3), (S::consumer(once), 4)] {
+        for tenant in [Some("blue"), Some("green"), None, Some("blue"), None] {
+            let event = invocation(&host, S::event(&[("a", "Done")]));
+            let event = if let Some(tenant) = tenant { by_tenant(tenant, event) } else { event };
+            assert!(S::deliver(&consumer, event, &till, |_| ()).await.is_empty());
+        }
+        assert_eq!(till.ran(), vec!["1"; runs]);
+    }
+    assert!(world.row(&format!("orders#green#{}#1", S::id_of("payments"))).await.is_some());
 }
 
 async fn an_invocation_fails_if_every_item_failed<S: Tested>() {
@@ -291,7 +359,7 @@ async fn an_invocation_answers_if_an_item_is_done_or_in_progress_or_none_started
     }
     let payments = [("a", "Declined"), ("b", "Done")];
     let consumer = S::consumer(by_payment(&world.locks(&host).key_prefix("other#").build().unwrap()));
-    let _other = world.default_locks().acquire("other#orders#2").await.unwrap();
+    let _other = world.default_locks().acquire(format!("other#orders#{}#2", S::id_of("payments"))).await.unwrap();
     // A topic waits for the other one until shortly before the deadline.
     let soon_over = invocation_with(&host, S::event(&payments), ms(3_000));
     assert_eq!(S::invoke(&consumer, soon_over, &till, |_| ()).await.unwrap(), S::named(["1", "2"]));

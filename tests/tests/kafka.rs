@@ -76,7 +76,7 @@ fn records<const N: usize>(records: [(Option<&str>, &str); N]) -> KafkaEvent {
 
 /// The key of the row of a record of the first partition.
 fn row_of(offset: u32) -> String {
-    format!("orders#{CLUSTER}#payments-0#{offset}#{WRITTEN}")
+    format!("orders#{CLUSTER}#payments#0#{offset}#{WRITTEN}")
 }
 
 async fn answer<S, H, B, T>(

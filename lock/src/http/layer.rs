@@ -60,8 +60,8 @@ const MAX_KEY_LENGTH: usize = 255;
 /// (draft-ietf-httpapi-idempotency-key-header-07). [`docs::reference::http`](crate::docs::reference::http) has the table of all statuses.
 ///
 /// Put it around a `lambda_http` handler or an axum router: API Gateway's REST and HTTP APIs, function URLs and load
-/// balancers. Requests with other methods than [these](Self::methods) pass through. The key of a record consists of the
-/// invocation's tenant, if it has one, the [`Caller`] and the client's key, and is stored as a hash.
+/// balancers. Requests with other methods than [these](Self::methods) pass through. The key of a record is the
+/// hash of the [`Caller`] and of the client's key, behind the invocation's tenant, if it has one.
 ///
 /// | the first request with this key | what a retry gets |
 /// | --- | --- |
@@ -569,8 +569,8 @@ impl RequestSettings {
         if !records.locks().0.enabled {
             return Ok((None, body));
         }
-        let record_of = |keyed| records.identify(&keyed, invocation).map_err(|error| self.problem_of(&error));
-        let problem = match self.key(parts, invocation) {
+        let record_of = |keyed| records.identify(&keyed, None, invocation).map_err(|error| self.problem_of(&error));
+        let problem = match self.key(parts) {
             Ok(Some(key)) => {
                 self.warn_without_prefix(invocation);
                 let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint).await;
@@ -599,10 +599,10 @@ impl RequestSettings {
     }
 
     /// Returns the key of the request and its caller, if it has one.
-    fn key(&self, parts: &Parts, invocation: &Invocation) -> Result<Option<Value>, Problem> {
+    fn key(&self, parts: &Parts) -> Result<Option<Value>, Problem> {
         let Some(key) = request::key(&parts.headers, self.max_key_length)? else { return Ok(None) };
         let caller = self.caller.of(parts).ok_or(Problem::CallerUnknown)?;
-        Ok(Some(json!([invocation.tenant, caller, key])))
+        Ok(Some(json!([caller, key])))
     }
 
     fn problem(&self, error: &HandlerError<GivenUp>) -> Problem {

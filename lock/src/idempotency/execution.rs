@@ -66,7 +66,7 @@ where
             deadline: self.settings.deadline,
             ..Invocation::default()
         };
-        let identity = self.identify(input, &invocation).map_err(HandlerError::Lock)?;
+        let identity = self.identify(input, None, &invocation).map_err(HandlerError::Lock)?;
         match self.begin(identity, &invocation).await? {
             NextStep::Replay { key, record } => self.replay(&record, &key),
             // Boxed: otherwise each of the futures around it reserves space for it.

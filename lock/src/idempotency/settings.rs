@@ -89,7 +89,7 @@ pub(super) struct RecordSettings<I, T, E> {
     pub(super) on_unstorable_result: OnUnstorableResult,
     pub(super) on_replay: Option<Hook<T>>,
     pub(super) cache: Option<Arc<Cache>>,
-    per_tenant: bool,
+    across_tenants: bool,
 }
 
 type KeyOf<I> = Arc<dyn Fn(&I) -> Option<Value> + Send + Sync>;
@@ -132,7 +132,7 @@ impl<I, T, E> Idempotency<I, T, E> {
                 on_unstorable_result: OnUnstorableResult::default(),
                 on_replay: None,
                 cache: None,
-                per_tenant: false,
+                across_tenants: false,
             }),
         }
     }
@@ -140,10 +140,13 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Sets the prefix of record keys, which a `#` separates from the input's key. The default is the Lambda function's
     /// name, and no prefix outside of Lambda. An empty prefix adds no `#`. The prefix of the [`Locks`] comes first.
     ///
+    /// A consumer of queues, streams or topics adds the source to the default prefix, so that `o1` of one queue is not `o1`
+    /// of another. A prefix of your own replaces both, so its records are shared by all sources.
+    ///
     /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders`
     /// would equal the key `7` under `orders#refunds`. Otherwise each run fails with an error of kind
-    /// [`Invalid`](crate::ErrorKind::Invalid). Hashed keys contain no `#`, so their prefix may be any string. Under a
-    /// layer with `per_tenant`, choose one without `#` there, too: the tenant `refunds` under the prefix `orders` would
+    /// [`Invalid`](crate::ErrorKind::Invalid). Hashed keys contain no `#`, so their prefix may be any string. With
+    /// Lambda's tenant isolation, choose one without `#` there, too: the tenant `refunds` under the prefix `orders` would
     /// share its keys with the prefix `orders#refunds` of another operation. An operation without a prefix can still
     /// have the key `orders#7`, which equals the key `7` under the prefix `orders`: give each operation a prefix.
     #[must_use]
@@ -257,10 +260,26 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.cache = cache)
     }
 
-    /// Puts the invocation's tenant into the key, after the prefix.
+    /// Shares records between the tenants of a function with Lambda's tenant isolation: a tenant gets the result of another
+    /// one that has sent the same key.
+    ///
+    /// ```
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::{Idempotency, Locks};
+    /// # struct Chart { id: String }
+    /// # fn example(locks: Locks) -> Idempotency<Chart, u32, std::io::Error> {
+    /// Idempotency::new(locks, OnMissingKey::Reject, |chart: &Chart| Some(chart.id.clone())).across_tenants()
+    /// # }
+    /// ```
+    ///
+    /// By default, each tenant has its own records under the layers and consumers. The row's key is then
+    /// `prefix#tenant#key`. In the tenant's id, `#` becomes `%23` and `%` becomes `%25`. Powertools' libraries do not know
+    /// tenants, so their functions find no such record. [`run`](Self::run) knows no invocation: put the tenant into the key
+    /// yourself.
     #[cfg(feature = "lambda")]
-    pub(crate) fn per_tenant(self) -> Self {
-        self.with(|settings| settings.per_tenant = true)
+    #[must_use]
+    pub fn across_tenants(self) -> Self {
+        self.with(|settings| settings.across_tenants = true)
     }
 
     fn with(mut self, set: impl FnOnce(&mut RecordSettings<I, T, E>)) -> Self {
@@ -314,23 +333,23 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.locks().0.table.place().printable_key(&identity.key)
     }
 
-    /// Returns the record of this input, or `None` if it runs unprotected.
-    pub(crate) fn identify(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
-        self.settings.identity(input, invocation).inspect_err(lock::record_refusal)
+    /// Returns the record of this input, which comes from this source, or `None` if it runs unprotected.
+    pub(crate) fn identify(
+        &self,
+        input: &I,
+        source: Option<&str>,
+        invocation: &Invocation,
+    ) -> Result<Option<Identity>, Error> {
+        self.settings.identity(input, source, invocation).inspect_err(lock::record_refusal)
     }
 }
 
 impl<I, T, E> RecordSettings<I, T, E> {
-    fn identity(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
+    fn identity(&self, input: &I, source: Option<&str>, invocation: &Invocation) -> Result<Option<Identity>, Error> {
         let Self { locks, format, prefix, .. } = self;
         if !locks.0.enabled {
             return Ok(None);
         }
-        let tenant = match &invocation.tenant {
-            _ if !self.per_tenant => None,
-            Some(tenant) => Some(tenant),
-            None => return Err(Error::no_tenant()),
-        };
         check_duration("window", self.window(), Duration::from_secs(1) + 2 * locks.0.table.clock_skew, MAX_RETENTION)?;
         let Some(key) = (self.key)(input).filter(|key| !is_missing(key)) else {
             return match self.on_missing_key {
@@ -341,10 +360,11 @@ impl<I, T, E> RecordSettings<I, T, E> {
         let key = format.key(&key).map_err(|why| Error::invalid(format!("cannot use the idempotency key: {why}")))?;
         let validation = self.digest.as_ref().map(|digest| digest(input, *format)).transpose();
         let validation = validation.map_err(|why| Error::invalid(format!("cannot validate the payload: {why}")))?;
-        let key = match tenant {
-            Some(tenant) => format!("{tenant}#{key}"),
-            None => key,
-        };
+        // Some keys name their source already. A prefix of the user's own is for all sources.
+        let names = |source: &&str| key.strip_prefix(source).is_some_and(|rest| rest.starts_with('#'));
+        let source = source.filter(|source| prefix.is_none() && !names(source));
+        let tenant = invocation.tenant.as_deref().filter(|_| !self.across_tenants);
+        let key = [tenant, source, Some(&key)].into_iter().flatten().collect::<Vec<_>>().join("#");
         let key = match prefix.as_deref().unwrap_or(&invocation.function) {
             "" => key,
             prefix if prefix.contains('#') && *format == RecordFormat::Plain => {

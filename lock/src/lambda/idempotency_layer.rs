@@ -17,7 +17,9 @@ use crate::idempotency::{HandlerError, Idempotency, NextStep, Run};
 use crate::lock::record_refusal;
 use crate::panics;
 
-/// A tower layer that makes a handler idempotent: a duplicate event gets the first run's result.
+/// A tower layer that makes a handler idempotent: a duplicate event gets the first run's result. A
+/// [`LockLayer`](crate::LockLayer) goes [outside of this layer](crate::docs::learn::which#a-lock-and-idempotency-together):
+/// otherwise the answer of its `on_held` is stored as the event's result, and nobody does the event's work for the window.
 ///
 /// ```no_run
 /// use lambda_lock::idempotency::OnMissingKey;
@@ -55,7 +57,8 @@ use crate::panics;
 /// Without the [release profile](crate::LockLayer#the-release-profile), a panic ends the process, and the record stays in
 /// progress until its lease ends: by default for the rest of the function's timeout.
 ///
-/// Under Lambda's tenant isolation, set [`per_tenant`](Self::per_tenant).
+/// Under Lambda's tenant isolation, each tenant has its own records, unless you set
+/// [`across_tenants`](Idempotency::across_tenants).
 ///
 /// For an event that does not fit the handler's payload type, see
 /// [what `lambda_runtime` logs](crate::LockLayer#what-lambda_runtime-logs).
@@ -106,30 +109,6 @@ impl<H, P, T, E> IdempotencyLayer<H, P, T, E> {
         panics::warn_if_they_abort();
         Self { idempotency, handler_input: PhantomData }
     }
-
-    /// Puts the id of the invocation's tenant into the key, for a function with Lambda's tenant isolation: tenants that
-    /// send the same key do not share a record. The row's key is `prefix#tenant#key`. In the tenant's id, `#` becomes `%23`
-    /// and `%` becomes `%25`.
-    ///
-    /// ```
-    /// # use lambda_lock::{Idempotency, IdempotencyLayer};
-    /// # use lambda_runtime::LambdaEvent;
-    /// # type Handled = LambdaEvent<String>;
-    /// # fn example(orders: Idempotency<Handled, u32, std::io::Error>) -> IdempotencyLayer<Handled, String, u32, std::io::Error> {
-    /// IdempotencyLayer::new(orders).per_tenant()
-    /// # }
-    /// ```
-    ///
-    /// Without this setting, the tenants of a function share its records: one tenant can get the result of another one,
-    /// unless the key contains the tenant already.
-    ///
-    /// An invocation without a tenant id fails with `LockInvalid`, and the handler does not run. Powertools' libraries
-    /// do not know tenants, so records with this setting are not shared with their functions.
-    #[must_use]
-    pub fn per_tenant(mut self) -> Self {
-        self.idempotency = self.idempotency.per_tenant();
-        self
-    }
 }
 
 impl<S, H, P, T, E> Layer<S> for IdempotencyLayer<H, P, T, E> {
@@ -177,7 +156,7 @@ where
                 .inspect_err(record_refusal)
                 .map_err(HandlerError::Lock)?;
             let invocation = invocation_of(&event.context, idempotency.locks());
-            let identity = idempotency.identify(&event, &invocation).map_err(HandlerError::Lock)?;
+            let identity = idempotency.identify(&event, None, &invocation).map_err(HandlerError::Lock)?;
             match idempotency.begin(identity, &invocation).await? {
                 NextStep::Replay { key, record } => idempotency.replay(&record, &key),
                 NextStep::Run(run) => idempotency.execute(&run, async { inner.call(H::with(event, &run)).await }).await,

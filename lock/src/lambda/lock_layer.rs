@@ -24,7 +24,9 @@ use crate::lock::{Acquire, Lock, Locks, Rate, Wait, hold_until, record_refusal};
 use crate::panics;
 use crate::text::printable;
 
-/// A tower layer that makes a handler a singleton: each invocation runs under a lock.
+/// A tower layer that makes a handler a singleton: each invocation runs under a lock. It goes
+/// [outside of an `IdempotencyLayer`](crate::docs::learn::which#a-lock-and-idempotency-together), which would store the answer of
+/// [`on_held`](Self::on_held) as the event's result. With [`coalesce`](Self::coalesce), leave the `IdempotencyLayer` out.
 ///
 /// ```no_run
 /// use lambda_lock::{LockLayer, Locks};
@@ -236,9 +238,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// # }
     /// ```
     ///
-    /// Without this setting, all tenants of a function share the lock of its name. A record of the function whose plain key
-    /// is the id of a tenant has the same row as that tenant's lock: hash the keys of records, or set a
-    /// [prefix](crate::Idempotency::prefix).
+    /// Without this setting, all tenants of a function share the lock of its name, so one of them can keep the others out.
+    /// [Records](crate::Idempotency::across_tenants) are per tenant by default.
     ///
     /// An invocation without a tenant id fails with `LockInvalid`, and the handler does not run.
     #[must_use]
@@ -328,7 +329,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     ///
     /// The caller takes an answer for success and does not retry. This is right if the holder does the caller's work, as
     /// two deliveries of one schedule do. If each event has work of its own, leave this out: the invocation then fails with
-    /// `LockHeld`, and its service retries it.
+    /// `LockHeld`, and its service retries it. Around a consumer, an answer that names no item deletes items that nobody did.
     ///
     /// If the holder crashes, its key stays held until its lease ends, and its own retry must not be answered "skipped".
     /// Lambda retries an asynchronous invocation with the same request id, up to two times. The layer recognises it by that

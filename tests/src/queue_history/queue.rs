@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsMessage};
 use fastrand::Rng;
 
-const STANDARD_QUEUE: &str = "arn:aws:sqs:us-east-1:123456789012:payments";
+pub(super) const STANDARD_QUEUE: &str = "arn:aws:sqs:us-east-1:123456789012:payments";
 pub(super) const FIFO_QUEUE: &str = "arn:aws:sqs:us-east-1:123456789012:payments.fifo";
 
 /// A queue as SQS keeps it, with a dead-letter queue.
@@ -25,6 +25,8 @@ pub(super) struct Stored {
     pub(super) id: String,
     /// Equal in messages with the same work.
     pub(super) job: String,
+    /// The ARN.
+    pub(super) queue: &'static str,
     pub(super) group: String,
     pub(super) body: String,
     pub(super) place: Place,
@@ -40,8 +42,8 @@ pub(super) enum Place {
 }
 
 impl Stored {
-    pub(super) fn new(id: String, job: String, group: String, body: String) -> Self {
-        Self { id, job, group, body, place: Place::Queue, receives: 0, hidden_until: None }
+    pub(super) fn new(id: String, job: String, queue: &'static str, group: String, body: String) -> Self {
+        Self { id, job, queue, group, body, place: Place::Queue, receives: 0, hidden_until: None }
     }
 
     fn is_in_flight(&self, now: SystemTime) -> bool {
@@ -53,7 +55,7 @@ impl Stored {
         message.message_id = Some(self.id.clone());
         message.receipt_handle = Some(format!("{}/{}", self.id, self.receives));
         message.body = Some(self.body.clone());
-        message.event_source_arn = Some(if is_fifo { FIFO_QUEUE } else { STANDARD_QUEUE }.to_owned());
+        message.event_source_arn = Some(self.queue.to_owned());
         message.attributes.insert("ApproximateReceiveCount".to_owned(), self.receives.to_string());
         if is_fifo {
             message.attributes.insert("MessageGroupId".to_owned(), self.group.clone());

@@ -8,10 +8,10 @@ use fastrand::Rng;
 use lambda_lock::kafka::KafkaEvent;
 use serde_json::{Map, Value, json};
 
-const STREAM: &str = "arn:aws:kinesis:us-east-1:123456789012:stream/payments";
+pub(super) const STREAM: &str = "arn:aws:kinesis:us-east-1:123456789012:stream/payments";
 const SHARD: &str = "shardId-000000000001";
 
-const CLUSTER: &str = "arn:aws:kafka:us-east-1:123456789012:cluster/payments/1";
+pub(super) const CLUSTER: &str = "arn:aws:kafka:us-east-1:123456789012:cluster/payments/1";
 
 /// The records of these partitions as Kafka has them.
 pub(super) fn kafka_event<'a>(partitions: impl Iterator<Item = (usize, &'a KinesisEvent)>) -> KafkaEvent {
@@ -201,7 +201,7 @@ impl Stored {
 
     /// The key of its row by its offset.
     pub(super) fn offset_id(&self) -> String {
-        format!("{CLUSTER}#payments-{}#{}#0", self.line, self.number)
+        format!("{CLUSTER}#payments#{}#{}#0", self.line, self.number)
     }
 
     pub(super) fn delivery(&self) -> KinesisEventRecord {

@@ -11,11 +11,13 @@ use lambda_lock_tests::invocation::{invocation, invocation_with};
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::{Consumer, Declined, Payment, Till, batch, deliver_in, environment, failures, message, ms, ordered};
+use crate::{
+    Consumer, Declined, Payment, Till, batch, deliver_in, environment, failures, message, ms, ordered, row_of,
+};
 
 /// The end of the lease of a message that is done, without the clock skew.
 async fn lease_end(world: &World, id: &str) -> u64 {
-    let row = world.row(&format!("orders#{id}")).await.unwrap();
+    let row = world.row(&row_of(id)).await.unwrap();
     row["in_progress_expiration"].as_n().unwrap().parse::<u64>().unwrap() - 1_000
 }
 
@@ -76,7 +78,7 @@ async fn messages_without_a_deadline_have_the_default_lease() {
     let mut event = invocation(&host, batch([message("1", "Done")]));
     event.context.deadline = 0;
     assert!(deliver_in(&consumer, &till, event).await.is_empty());
-    let row = world.row("orders#1").await.unwrap();
+    let row = world.row(&row_of("1")).await.unwrap();
     let acquired_at: u64 = row["acquired_at"].as_n().unwrap().parse().unwrap();
     assert_eq!(lease_end(&world, "1").await - acquired_at, 30_000);
 }

@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use tower::service_fn;
 
 use crate::{
-    Declined, Payment, batch, deliver, environment, failures, message, ms, ordered, with_attributes, work_elsewhere,
+    Declined, FIFO_QUEUE, Payment, batch, deliver, environment, failures, message, ms, ordered, with_attributes,
 };
 
 #[tokio::test]
@@ -83,7 +83,8 @@ async fn an_unreadable_message_returns_the_rest_of_its_group() {
 #[tokio::test]
 async fn a_message_in_progress_elsewhere_returns_the_rest_of_its_group() {
     let (world, host, consumer, till) = environment().await;
-    let _other = work_elsewhere(&world, "2", Duration::from_secs(30)).await;
+    let row = format!("orders#{FIFO_QUEUE}#2");
+    let _other = world.default_locks().acquire(row).lease(Duration::from_secs(30)).await.unwrap();
     let messages =
         [ordered("1", "a", "Done"), ordered("2", "a", "Done"), ordered("3", "a", "Done"), ordered("4", "b", "Done")];
     assert_eq!(deliver(&consumer, &till, &host, messages).await, ["2", "3"]);

@@ -9,7 +9,7 @@ use lambda_lock::{SqsConsumer, WithRun};
 use lambda_lock_tests::invocation::invocation;
 use tower::{Service, service_fn};
 
-use crate::{Declined, Payment, batch, deliver, environment, failures, message, with_attributes};
+use crate::{Declined, Payment, batch, deliver, environment, failures, message, row_of, with_attributes};
 
 /// A handler that is never ready.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ async fn a_handler_of_with_run_gets_the_fence() {
     });
     let event = invocation(&host, batch([message("1", "Done")]));
     assert!(failures(&consumer, handler, event).await.is_empty());
-    let row = world.row("orders#1").await.unwrap();
+    let row = world.row(&row_of("1")).await.unwrap();
     let [result, last] = [row["data"].as_s(), row["fence"].as_n()].map(|of| of.unwrap().parse::<u64>().unwrap());
     assert!(0 < result && result < last, "the completion of fence {result} has the number {last}");
     assert_eq!(row["status"].as_s().unwrap(), "COMPLETED");

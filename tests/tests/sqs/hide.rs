@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::Host;
+use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::lambda::SqsMessage;
-use lambda_lock::{Lock, OnUnfinished, SqsConsumer};
+use lambda_lock::{Idempotency, Lock, OnUnfinished, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with, keep_log, logged, millis};
 use serde_json::json;
@@ -16,14 +17,16 @@ use tower::service_fn;
 use crate::queues::{Does, Queues};
 use crate::{
     AFTER_THE_LEASE, Consumer, FIFO_QUEUE, Payment, Till, batch, by_payment, deliver, deliver_in, environment,
-    failures, message, message_with_body, ms, ordered, work_elsewhere,
+    failures, message, message_with_body, ms, ordered, row_of, work_elsewhere,
 };
 
-/// A consumer that hides messages, and a message `1` that is in progress elsewhere for this long.
+/// A consumer that hides messages, and a message `1`, from any queue, that is in progress elsewhere for this long.
 async fn hiding(queues: &Queues, lease: Duration) -> (World, Host, Consumer, Till, Lock) {
-    let (world, host, consumer, till) = environment().await;
-    let other = work_elsewhere(&world, "1", lease).await;
-    (world, host, consumer.hide_while_in_progress(queues.client()), till, other)
+    let (world, host, _, till) = environment().await;
+    let key = |message: &SqsMessage<Payment>| message.message_id().map(str::to_owned);
+    let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, key).prefix("any");
+    let other = world.default_locks().acquire("any#1").lease(lease).await.unwrap();
+    (world, host, SqsConsumer::new(once).hide_while_in_progress(queues.client()), till, other)
 }
 
 #[tokio::test]
@@ -214,7 +217,7 @@ async fn a_message_that_is_done_or_fails_is_not_hidden() {
     // Done, unfinished, and with different fields.
     let messages = [message("1", "Done"), message("3", "Done"), paying("6", 6)];
     assert_eq!(deliver(&consumer, &till, &host, messages).await, ["3", "6"]);
-    world.put_row(HashMap::from([("id".to_owned(), AttributeValue::S("orders#payment 7".to_owned()))])).await;
+    world.put_row(HashMap::from([("id".to_owned(), AttributeValue::S(row_of("payment 7")))])).await;
     assert_eq!(deliver(&consumer, &till, &host, [message("7", "Done")]).await, ["7"]);
     let event = invocation(&host, batch([message("8", "Done")]));
     host.advance_clock(AFTER_THE_LEASE);

@@ -7,15 +7,15 @@ use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::lambda::{SqsMessage, event_id};
 use lambda_lock::{Idempotency, SqsConsumer};
-use lambda_lock_tests::invocation::{Counter, by_tenant, invocation, keep_log, logged};
+use lambda_lock_tests::invocation::{Counter, invocation};
 use lambda_lock_tests::{Row, World};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{
-    Consumer, Declined, FIFO_QUEUE, Payment, Till, batch, by_payment, deliver, deliver_in, environment, failures,
-    message, message_with_body, ordered, with_attributes,
+    Consumer, Declined, FIFO_QUEUE, Payment, Till, batch, by_payment, deliver, environment, failures, message,
+    message_with_body, ordered, row_of, with_attributes,
 };
 
 #[tokio::test]
@@ -25,7 +25,7 @@ async fn by_message_id_treats_a_resent_message_as_new() {
     let messages = ["1", "2"].map(|id| message_with_body(id, &body));
     assert!(deliver(&consumer, &till, &host, messages).await.is_empty());
     assert_eq!(till.ran_in_any_order(), ["1", "2"]);
-    assert!(world.row("orders#1").await.is_some());
+    assert!(world.row(&row_of("1")).await.is_some());
 }
 
 #[tokio::test]
@@ -49,7 +49,7 @@ async fn a_key_from_the_body_makes_a_resent_payment_a_duplicate() {
         assert!(deliver(&consumer, &till, &host, [message_with_body(id, &body)]).await.is_empty());
     }
     assert_eq!(till.ran(), ["1"]);
-    assert!(world.row("orders#17").await.is_some());
+    assert!(world.row(&row_of("17")).await.is_some());
 }
 
 #[tokio::test]
@@ -184,23 +184,6 @@ async fn similar_groups_and_deduplication_ids_do_not_collide() {
     assert!(world.row(&format!("orders#{FIFO_QUEUE}#customer#42#refund")).await.is_some());
 }
 
-#[tokio::test]
-async fn tenants_do_not_share_the_records_of_messages() {
-    keep_log();
-    let (world, host, consumer, till) = environment().await;
-    let consumer = consumer.per_tenant();
-    let id = format!("per tenant {}", world.table);
-    for tenant in ["blue", "green", "blue"] {
-        let event = by_tenant(tenant, invocation(&host, batch([message(&id, "Done")])));
-        assert!(deliver_in(&consumer, &till, event).await.is_empty());
-    }
-    assert_eq!(till.ran(), [id.as_str(), id.as_str()]);
-    assert!(world.row(&format!("orders#green#{id}")).await.is_some());
-    // Without a tenant, the message is not done.
-    assert_eq!(deliver(&consumer, &till, &host, [message(&id, "Done")]).await, [id.as_str()]);
-    assert!(logged(&id).iter().any(|line| line.contains("no tenant id")));
-}
-
 /// For how many seconds a record counts as done after its start.
 fn window_of(row: &Row) -> u64 {
     let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
@@ -215,7 +198,7 @@ async fn every_consumer_remembers_a_message_for_longer_than_a_queue_keeps_it() {
     let parse = |text: &str| serde_json::from_str(text);
     let consumers = [
         (by_message_id, "1"),
-        (SqsConsumer::by_deduplication_id(locks.clone()), &format!("{FIFO_QUEUE}#group#deduplicated")),
+        (SqsConsumer::by_deduplication_id(locks.clone()), "group#deduplicated"),
         (SqsConsumer::new(by_payment(&locks)), "payment 3"),
         (SqsConsumer::with_parser(by_payment(&locks), parse), "payment 4"),
     ];
@@ -223,7 +206,7 @@ async fn every_consumer_remembers_a_message_for_longer_than_a_queue_keeps_it() {
         let message = ordered(&number.to_string(), "group", "Done");
         let message = with_attributes(message, [("MessageDeduplicationId", "deduplicated")]);
         assert!(deliver(&consumer, &till, &host, [message]).await.is_empty());
-        let window = window_of(&world.row(&format!("orders#{key}")).await.unwrap());
+        let window = window_of(&world.row(&format!("orders#{FIFO_QUEUE}#{key}")).await.unwrap());
         assert!((DAYS * 86_400..DAYS * 86_400 + 10).contains(&window), "{key}: {window}");
     }
 }
@@ -236,7 +219,7 @@ async fn a_window_of_the_settings_or_of_the_consumer_replaces_the_default() {
     let consumers = [(consumer.window(ten_minutes), "1"), (SqsConsumer::new(once), "payment 2")];
     for (number, (consumer, key)) in (1..).zip(consumers) {
         assert!(deliver(&consumer, &till, &host, [message(&number.to_string(), "Done")]).await.is_empty());
-        let window = window_of(&world.row(&format!("orders#{key}")).await.unwrap());
+        let window = window_of(&world.row(&row_of(key)).await.unwrap());
         assert!((600..610).contains(&window), "{key}: {window}");
     }
 }

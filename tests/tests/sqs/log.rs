@@ -10,7 +10,7 @@ use serde_json::json;
 use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{
-    Consumer, Payment, Till, batch, deliver, deliver_in, environment, message, message_with_body, ordered,
+    Consumer, Payment, Till, batch, deliver, deliver_in, environment, message, message_with_body, ordered, row_of,
     with_attributes, work_elsewhere,
 };
 
@@ -57,7 +57,7 @@ async fn the_log_of_a_failed_message_says_key_queue_and_whether_it_comes_again()
         let [line] = &lines[..] else { panic!("{lines:#?}") };
         for part in [
             "queue=\"payments\"",
-            &format!("key=\"shop#orders#{id}\""),
+            &format!("key=\"shop#{}\"", row_of(&id)),
             &format!("receive_count={receives}"),
             &format!("dead_letter={is_last}"),
         ] {

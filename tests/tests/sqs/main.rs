@@ -125,7 +125,12 @@ fn by_payment(locks: &Locks) -> Idempotency<SqsMessage<Payment>, (), Declined> {
     Idempotency::new(locks.clone(), OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()))
 }
 
-/// Makes a message in progress in another environment.
-async fn work_elsewhere(world: &World, message: &str, lease: Duration) -> Lock {
-    world.default_locks().acquire(format!("orders#{message}")).lease(lease).await.unwrap()
+/// The key of the row of a message with this key from the standard queue.
+fn row_of(key: &str) -> String {
+    format!("orders#{QUEUE}#{key}")
+}
+
+/// Makes a message of the standard queue in progress in another environment.
+async fn work_elsewhere(world: &World, key: &str, lease: Duration) -> Lock {
+    world.default_locks().acquire(row_of(key)).lease(lease).await.unwrap()
 }

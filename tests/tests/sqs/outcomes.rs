@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{
     Consumer, Declined, Payment, Then, Till, batch, by_payment, deliver, environment, failures, message,
-    message_with_body,
+    message_with_body, row_of,
 };
 
 #[tokio::test]
@@ -116,7 +116,7 @@ async fn with_parser_parses_bodies_that_are_not_json() {
     });
     let messages = [message_with_body("1", "pay 17"), message_with_body("2", "refund 17")];
     assert_eq!(deliver(&consumer, &till, &host, messages).await, ["2"]);
-    assert!(world.row("orders#17").await.is_some());
+    assert!(world.row(&row_of("17")).await.is_some());
 }
 
 #[tokio::test]
@@ -190,7 +190,7 @@ async fn assert_done_with<T: Clone + DeserializeOwned + Send + Serialize + Sync 
         assert!(failures(&consumer, handler, invocation(&host, batch([message("1", "Done")]))).await.is_empty());
     }
     assert_eq!(runs.get(), 1);
-    assert_eq!(world.row("orders#1").await.unwrap()["status"].as_s().unwrap(), "COMPLETED");
+    assert_eq!(world.row(&row_of("1")).await.unwrap()["status"].as_s().unwrap(), "COMPLETED");
 }
 
 #[tokio::test]

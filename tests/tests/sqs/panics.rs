@@ -18,6 +18,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{
     Consumer, Declined, Payment, Then, batch, by_payment, deliver, environment, failures, message, message_with_body,
+    row_of,
 };
 
 #[tokio::test]
@@ -162,7 +163,7 @@ async fn a_panic_in_the_clone_of_the_handler_keeps_the_messages_that_are_done() 
         };
         for id in ["1", "2", "3"] {
             let is_failure = answer.as_ref().unwrap().batch_item_failures.iter().any(|f| f.item_identifier == id);
-            assert_eq!(world.row(&format!("orders#{id}")).await.is_none(), is_failure, "{id}, clone {which}");
+            assert_eq!(world.row(&row_of(id)).await.is_none(), is_failure, "{id}, clone {which}");
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use tower::service_fn;
 
 use crate::{
-    Declined, Payment, Then, Till, again_from, batch, by_payment, deliver, deliver_in, environment, ms, record,
+    Declined, Payment, STREAM, Then, Till, again_from, batch, by_payment, deliver, deliver_in, environment, ms, record,
     records, work_elsewhere,
 };
 
@@ -147,7 +147,12 @@ async fn a_record_in_progress_elsewhere_stops_its_lane() {
     let (world, host, _, till) = environment().await;
     let at_once = by_payment(&world.locks(&host).build().unwrap()).wait(Duration::ZERO);
     let consumer = StreamConsumer::new(at_once);
-    let other = world.default_locks().acquire("orders#payment 2").lease(Duration::from_secs(30)).await.unwrap();
+    let other = world
+        .default_locks()
+        .acquire(format!("orders#{STREAM}#payment 2"))
+        .lease(Duration::from_secs(30))
+        .await
+        .unwrap();
     let four = || records([("a", "Done"), ("a", "Done"), ("a", "Done"), ("b", "Done")]);
     assert_eq!(deliver(&consumer, &till, &host, four()).await.as_deref(), Some("2"));
     assert_eq!(till.ran_in_any_order(), ["1", "4"]);

@@ -5,12 +5,12 @@ use std::time::Duration;
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock::{Idempotency, WithRun};
-use lambda_lock_tests::invocation::{by_tenant, invocation};
+use lambda_lock_tests::invocation::invocation;
 use tower::service_fn;
 
 use crate::{
-    Declined, Payment, again_from, batch, by_payment, deliver, deliver_in, environment, record, record_with_data,
-    records, row_of,
+    Declined, Payment, STREAM, again_from, batch, by_payment, deliver, environment, record, record_with_data, records,
+    row_of,
 };
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn a_key_from_the_data_makes_a_record_that_was_written_twice_a_duplicate()
         assert_eq!(deliver(&consumer, &till, &host, [record]).await, None);
     }
     assert_eq!(till.ran(), ["1"]);
-    assert!(world.row("orders#17").await.is_some());
+    assert!(world.row(&format!("orders#{STREAM}#17")).await.is_some());
 }
 
 #[tokio::test]
@@ -126,17 +126,4 @@ async fn a_handler_of_with_run_gets_the_fence() {
     let row = world.row(&row_of("1")).await.unwrap();
     let [result, last] = [row["data"].as_s(), row["fence"].as_n()].map(|of| of.unwrap().parse::<u64>().unwrap());
     assert!(0 < result && result < last, "the completion of fence {result} has the number {last}");
-}
-
-#[tokio::test]
-async fn tenants_do_not_share_the_records_of_a_stream() {
-    let (_world, host, consumer, till) = environment().await;
-    let consumer = consumer.per_tenant();
-    for tenant in ["blue", "green", "blue"] {
-        let event = by_tenant(tenant, invocation(&host, batch(records([("a", "Done")]))));
-        assert_eq!(deliver_in(&consumer, &till, event).await, None);
-    }
-    assert_eq!(till.ran(), ["1", "1"]);
-    // Without a tenant, no record is done.
-    assert_eq!(deliver(&consumer, &till, &host, records([("a", "Done")])).await.as_deref(), Some("1"));
 }

@@ -6,7 +6,7 @@ use lambda_lock::streams::StreamConsumer;
 use lambda_lock_tests::invocation::{invocation_with, keep_log, logged};
 use serde_json::json;
 
-use crate::{batch, by_payment, deliver, deliver_in, environment, ms, record_with_data};
+use crate::{STREAM, batch, by_payment, deliver, deliver_in, environment, ms, record_with_data};
 
 #[tokio::test]
 async fn the_log_shows_the_number_of_a_failed_record_and_not_its_data() {
@@ -38,7 +38,7 @@ async fn a_record_in_progress_elsewhere_is_logged_once_at_info() {
     let (world, host, _, till) = environment().await;
     let number = format!("in progress of {}", world.table);
     let consumer = StreamConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
-    let key = format!("orders#{number}");
+    let key = format!("orders#{STREAM}#{number}");
     let _other = world.default_locks().acquire(key).lease(Duration::from_secs(30)).await.unwrap();
     let batch = batch([record_with_data(&number, "a", json!({ "id": number }).to_string())]);
     // It waits for the other one until shortly before the deadline.

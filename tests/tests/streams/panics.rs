@@ -13,7 +13,7 @@ use serde::Deserialize;
 use tower::{Service, service_fn};
 
 use crate::{
-    Consumer, Declined, Payment, Then, Till, again_from, batch, by_payment, deliver, environment, record,
+    Consumer, Declined, Payment, STREAM, Then, Till, again_from, batch, by_payment, deliver, environment, record,
     record_with_data, records,
 };
 
@@ -45,7 +45,7 @@ async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_record() {
     });
     let event = invocation(&host, batch(records([("a", "Done"), ("b", "Declined"), ("c", "Panic"), ("d", "Done")])));
     assert_eq!(again_from(&StreamConsumer::new(once), handler, event).await.as_deref(), Some("2"));
-    assert!(world.row("orders#payment 4").await.is_some());
+    assert!(world.row(&format!("orders#{STREAM}#payment 4")).await.is_some());
 }
 
 /// A handler that panics when it is cloned for the second lane.

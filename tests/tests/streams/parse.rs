@@ -10,8 +10,8 @@ use lambda_lock_tests::invocation::{invocation, keep_log, logged};
 use tower::service_fn;
 
 use crate::{
-    Consumer, Declined, Payment, again_from, assert_debug_hides, batch, by_payment, deliver, environment, record,
-    record_with_data, row_of,
+    Consumer, Declined, Payment, STREAM, again_from, assert_debug_hides, batch, by_payment, deliver, environment,
+    record, record_with_data, row_of,
 };
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn with_parser_parses_data_that_is_not_json() {
     });
     let batch = [record_with_data("1", "a", "pay 17"), record_with_data("2", "a", "refund 17")];
     assert_eq!(deliver(&consumer, &till, &host, batch).await.as_deref(), Some("2"));
-    assert!(world.row("orders#17").await.is_some());
+    assert!(world.row(&format!("orders#{STREAM}#17")).await.is_some());
 }
 
 #[tokio::test]

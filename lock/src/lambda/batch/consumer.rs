@@ -132,6 +132,10 @@ impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
     /// # }
     /// ```
     ///
+    /// The key belongs to the item's source: the row's key is `function#source#key`, with the ARN of the queue or the stream, or
+    /// the cluster and the topic. So the key need not be unique among the sources of a function. If they carry the same work,
+    /// give the [`Idempotency`] a [prefix](Idempotency::prefix), which replaces function and source.
+    ///
     /// A key from the body also finds an item that was sent twice. Choose a [window](Self::window) longer than the source
     /// keeps its items.
     #[must_use]
@@ -212,23 +216,6 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
         self.with(|idempotency| idempotency.lease(lease))
     }
 
-    /// Puts the id of the invocation's tenant into the keys, as
-    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, no item of the
-    /// batch is done, and each is logged with that error. An event source mapping sends no tenant id: this is for a
-    /// function that another one invokes with the batches of a tenant.
-    ///
-    /// ```
-    /// # use lambda_lock::lambda::SqsMessage;
-    /// # use lambda_lock::{Locks, SqsConsumer};
-    /// # fn example(locks: Locks) -> SqsConsumer<String, std::io::Error> {
-    /// SqsConsumer::by_message_id(locks).per_tenant()
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn per_tenant(self) -> Self {
-        self.with(Idempotency::per_tenant)
-    }
-
     /// Starts an item when the [`Rate`] lets it pass. Off by default.
     ///
     /// ```
@@ -247,7 +234,9 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     ///
     /// A refused item has reserved no time, and its delivery counts. So if a queue has many more messages than the rate lets pass
     /// within the lease, most of them use up their `maxReceiveCount` and become dead letters without a run. Allow for more receives
-    /// than the backlog needs, or limit the concurrency of the event source mapping instead.
+    /// than the backlog needs, or limit the concurrency of the event source mapping instead. For a stream or a topic, choose
+    /// [batches that the rate lets pass in one invocation](crate::docs::reference::streams#a-rate-on-a-stream): Lambda counts the
+    /// answer as a failure, and AWS does not say whether its retries count anew when a part of the batch is done.
     ///
     /// One more request for each item that runs; IAM action `dynamodb:UpdateItem`.
     #[must_use]

@@ -85,8 +85,10 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             if label.name.is_none() {
                 return Err(format!("it has no {}", S::NAME));
             }
+            let source = S::source(&raw);
             let item = self.source.read(raw)?;
-            let identity = self.idempotency.identify(&item, invocation).map_err(|error| format!("{error:?}"))?;
+            let identity = self.idempotency.identify(&item, source.as_deref(), invocation);
+            let identity = identity.map_err(|error| format!("{error:?}"))?;
             Ok((item, identity))
         });
         let read = catch_unwind(read).unwrap_or_else(|_| Err("the parser or the key panicked".to_owned()));

@@ -48,9 +48,16 @@ pub trait Source: Clone {
     #[doc(hidden)]
     fn name(raw: &Self::Raw) -> Option<String>;
 
-    /// Returns the name of the queue or the stream, for the log.
+    /// Returns what tells the queue, the stream or the topic from all others. It is a part of the key of the item's row, so
+    /// that two sources of a function do not share their records.
     #[doc(hidden)]
-    fn origin(raw: &Self::Raw) -> Option<String>;
+    fn source(raw: &Self::Raw) -> Option<String>;
+
+    /// Returns the name of the queue, the stream or the cluster, for the log.
+    #[doc(hidden)]
+    fn origin(raw: &Self::Raw) -> Option<String> {
+        Self::source(raw)
+    }
 
     /// Returns how often the item was received, if the source counts.
     #[doc(hidden)]

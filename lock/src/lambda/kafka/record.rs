@@ -58,14 +58,14 @@ impl<B> KafkaRecord<B> {
     }
 
     /// Returns the key of [`KafkaConsumer::by_offset`](crate::kafka::KafkaConsumer::by_offset):
-    /// `cluster#topic-partition#offset#timestamp`, with the timestamp in milliseconds since the epoch. All deliveries of a
+    /// `cluster#topic#partition#offset#timestamp`, with the timestamp in milliseconds since the epoch. All deliveries of a
     /// record have the same. `None` is a record without a topic.
     ///
     /// The timestamp makes the records of a topic that was deleted and created again other ones.
     pub fn id(&self) -> Option<String> {
         let Self { cluster, topic, partition, offset, timestamp, .. } = self;
         let timestamp = millis(since_epoch(*timestamp));
-        (!topic.is_empty()).then(|| format!("{cluster}#{topic}-{partition}#{offset}#{timestamp}"))
+        (!topic.is_empty()).then(|| format!("{cluster}#{topic}#{partition}#{offset}#{timestamp}"))
     }
 
     /// Decodes a record, with this parser of its value, which a tombstone does not have.

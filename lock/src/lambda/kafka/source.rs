@@ -80,6 +80,10 @@ impl<B> Source for KafkaSource<B> {
         Some(KafkaItemIdentifier::name(partition, record.offset))
     }
 
+    fn source(Delivered { cluster, record, .. }: &Delivered) -> Option<String> {
+        Some(format!("{cluster}#{}", record.topic.as_deref()?))
+    }
+
     fn origin(raw: &Delivered) -> Option<String> {
         Some(raw.cluster.to_string())
     }

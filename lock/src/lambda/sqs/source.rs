@@ -65,6 +65,10 @@ impl<B> Source for SqsSource<B> {
         message.message_id.clone()
     }
 
+    fn source(message: &SqsRecord) -> Option<String> {
+        message.event_source_arn.clone()
+    }
+
     fn origin(message: &SqsRecord) -> Option<String> {
         Some(message.event_source_arn.as_deref()?.rsplit(':').next()?.to_owned())
     }

@@ -123,7 +123,7 @@ impl<R: StreamRecord> Source for StreamSource<R> {
         R::number(raw).map(str::to_owned)
     }
 
-    fn origin(raw: &R::Raw) -> Option<String> {
+    fn source(raw: &R::Raw) -> Option<String> {
         R::stream(raw).map(str::to_owned)
     }
 

@@ -24,6 +24,7 @@ use crate::event::What;
 
 /// The name of the function, which the keys of messages begin with.
 const FUNCTION: &str = "queue";
+const QUEUE: &str = "arn:aws:sqs:us-east-1:123456789012:messages";
 const LEASE: Duration = Duration::from_millis(800);
 /// The time until the deadline of a batch.
 const DEADLINE: Duration = Duration::from_millis(1500);
@@ -82,7 +83,7 @@ impl Worker {
         let ids: Vec<_> = (0..random.usize(1..=5)).map(|_| draw_key("message", random)).collect();
         let mut ops = HashMap::new();
         for id in &ids {
-            let (op, key) = (self.op(), format!("{FUNCTION}#{id}"));
+            let (op, key) = (self.op(), row_of(id));
             if ops.insert(key.clone(), op).is_none() {
                 self.note(op, What::Asks { keys: vec![key], permits: 1, lease: millis(LEASE), waits: true });
             }
@@ -91,14 +92,13 @@ impl Worker {
             SqsConsumer::by_message_id(self.locks.clone()).lease(LEASE).concurrency(3);
         let (worker, known, seed) = (Arc::clone(&self), ops.clone(), random.u64(..));
         let handler = service_fn(move |WithRun { input, run, .. }: WithRun<SqsMessage<Value>>| {
-            let (worker, key) = (Arc::clone(&worker), format!("{FUNCTION}#{}", input.message_id().unwrap()));
+            let (worker, key) = (Arc::clone(&worker), row_of(input.message_id().unwrap()));
             let op = known[&key];
             async move { worker.commit_once(op, &key, &run, Rng::with_seed(seed ^ op)).await }
         });
         let answer = consumer.fail_if_all_failed(false).layer(handler).oneshot(invocation(&ids)).await.unwrap();
         for (key, op) in ops {
-            let is_failure = |id: &str| key.strip_prefix(FUNCTION).and_then(|key| key.strip_prefix('#')) == Some(id);
-            let failed = answer.batch_item_failures.iter().any(|failure| is_failure(&failure.item_identifier));
+            let failed = answer.batch_item_failures.iter().any(|failure| row_of(&failure.item_identifier) == key);
             self.note(op, if failed { What::Undone { key } } else { What::Done { key } });
         }
         sleep(draw(random, 0..=10)).await;
@@ -153,13 +153,18 @@ fn draw_key(name: &str, random: &mut Rng) -> String {
     format!("{name}-{}-{}", (clocks::now() / PERIOD).saturating_sub(age), random.u8(0..8))
 }
 
+/// The key of a message's row.
+fn row_of(message_id: &str) -> String {
+    format!("{FUNCTION}#{QUEUE}#{message_id}")
+}
+
 fn invocation(ids: &[String]) -> LambdaEvent<SqsEvent> {
     let mut event = SqsEvent::default();
     for id in ids {
         let mut message = Message::default();
         message.message_id = Some(id.clone());
         message.body = Some("{}".to_owned());
-        message.event_source_arn = Some("arn:aws:sqs:us-east-1:123456789012:messages".to_owned());
+        message.event_source_arn = Some(QUEUE.to_owned());
         event.records.push(message);
     }
     let mut context = Context::default();
