@@ -4,10 +4,11 @@ import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "nod
 import { tmpdir } from "node:os";
 import { delimiter, dirname, join } from "node:path";
 import { test } from "node:test";
-import { App, Stack } from "aws-cdk-lib";
+import { App, Duration, Stack } from "aws-cdk-lib";
 import { Match, Template } from "aws-cdk-lib/assertions";
 import * as lambda from "aws-cdk-lib/aws-lambda";
 import * as sns from "aws-cdk-lib/aws-sns";
+import * as sqs from "aws-cdk-lib/aws-sqs";
 import { Construct } from "constructs";
 import { LambdaLocks, type LambdaLocksProps, type LockGrants } from "./lambda-locks.ts";
 import { dashboard, definition, expectedWidgets, resolved, template, widget, type Json } from "./template.ts";
@@ -115,14 +116,23 @@ test("hours that an alarm cannot have, and a dashboard of no function, are refus
 /** By their names as the Terraform module has them: the alarms of a function that is called FUNCTION. */
 function made(): Record<string, Json> {
   const { locks, fn, synthesised } = stack();
-  const { length } = locks.addAlarms(fn, { hoursWithoutRelease: template.Parameters.ReportHours.Default });
+  const [queue, deadLetterQueue] = ["Queue", "Letters"].map((id) => new sqs.Queue(Stack.of(locks), id));
+  const { PaymentTimes, PaymentTimeout } = { ...template.Mappings, ...template.Parameters };
+  const maxAge = Duration.seconds(PaymentTimes[PaymentTimeout.Default].Late);
+  const { length } = locks.addAlarms(fn, {
+    hoursWithoutRelease: template.Parameters.ReportHours.Default,
+    queue: { queue, maxAge },
+    deadLetterQueue,
+  });
   const resources: [string, Json][] = Object.entries(synthesised().findResources("AWS::CloudWatch::Alarm"));
   const alarms = resources.map(([id, { Properties }]) => {
     const [, name] = /^LocksstackReport[0-9A-F]{8}(\w+?)[0-9A-F]{8}$/.exec(id) ?? [];
     assert.ok(name, id);
     return [
       name.replace(/(?<!^)[A-Z]/g, "-$&").toLowerCase(),
-      definition(Properties, (ref) => (ref.startsWith("Report") ? "FUNCTION" : ref)),
+      definition(Properties, (ref) =>
+        String(ref).replace(/^Report.*/, "FUNCTION").replace(/^Queue.*/, "QUEUE").replace(/^Letters.*/, "DEAD_LETTERS"),
+      ),
     ] as const;
   });
   assert.equal(alarms.length, length);
@@ -150,14 +160,21 @@ test("the alarms are those of template.yaml", () => {
     refused: "NightlyReportRefused",
     "in-progress": "OrderApiRefused",
     missing: "NightlyReportMissing",
+    waiting: "PaymentsWaiting",
+    dead: "PaymentsDead",
   };
   const alarms = written();
   assert.deepEqual(Object.keys(made()).sort(), Object.keys(pairs).sort());
   for (const [name, alarm] of Object.entries(made())) {
     // The start of the text differs on purpose.
     const comparable = ({ AlarmDescription, ...rest }: Json, fn: string) =>
-      JSON.parse(JSON.stringify({ ...rest, runbook: AlarmDescription.split(" Runbook: ")[1] }).replaceAll(fn, "FUNCTION"));
-    const [fn] = /^(NightlyReport|OrderApi|PaymentQueue)/.exec(pairs[name]) ?? [""];
+      JSON.parse(
+        JSON.stringify({ ...rest, runbook: AlarmDescription.split(" Runbook: ")[1] })
+          .replaceAll(fn, "FUNCTION")
+          .replace("PaymentDeadLetters.QueueName", "DEAD_LETTERS")
+          .replace("Payments.QueueName", "QUEUE"),
+      );
+    const [fn] = /^(NightlyReport|OrderApi|PaymentQueue)/.exec(pairs[name]) ?? ["FUNCTION"];
     assert.deepEqual(comparable(alarm, "FUNCTION"), comparable(alarms[pairs[name]], fn), name);
   }
 });

@@ -5,6 +5,7 @@ import * as dynamodb from "aws-cdk-lib/aws-dynamodb";
 import * as iam from "aws-cdk-lib/aws-iam";
 import type * as lambda from "aws-cdk-lib/aws-lambda";
 import type * as sns from "aws-cdk-lib/aws-sns";
+import type * as sqs from "aws-cdk-lib/aws-sqs";
 import { Construct } from "constructs";
 
 export interface LambdaLocksProps {
@@ -45,6 +46,23 @@ export interface LockAlarms {
    * @default - no such alarm
    */
   readonly hoursWithoutRelease?: number;
+  /**
+   * The queue that the function consumes.
+   * @default - no alarm on messages that wait
+   */
+  readonly queue?: WatchedQueue;
+  /**
+   * The queue of the work that was given up. A message that fails each time can use up its deliveries within five minutes. The
+   * alarm on items then stays quiet, because it needs failures in two periods, so only this alarm tells you.
+   * @default - no alarm on work that was given up
+   */
+  readonly deadLetterQueue?: sqs.IQueue;
+}
+
+export interface WatchedQueue {
+  readonly queue: sqs.IQueue;
+  /** How old a message may be: longer than all of its deliveries take, which is visibility timeout × `maxReceiveCount`. */
+  readonly maxAge: Duration;
 }
 
 /** The table of the locks of lambda-lock, and what its functions may do with their keys. */
@@ -98,9 +116,9 @@ export class LambdaLocks extends Construct {
   }
 
   /**
-   * Watches a function: errors, locks that were lost, taken over or refused, work and items of batches that fail, and
-   * problems of HTTP requests. All but the errors need the metrics of lambda-lock, which the function exports to the
-   * namespace `LambdaLock`. CloudWatch bills a query for each metric that it finds.
+   * Watches a function: errors, locks that were lost, taken over or refused, work and items of batches that fail, problems of
+   * HTTP requests, and its queues if you name them. All but the errors and the queues need the metrics of lambda-lock, which
+   * the function exports to the namespace `LambdaLock`. CloudWatch bills a query for each metric that it finds.
    */
   addAlarms(fn: lambda.IFunction, alarms: LockAlarms = {}): cloudwatch.Alarm[] {
     const hours = alarms.hoursWithoutRelease;
@@ -118,7 +136,14 @@ export class LambdaLocks extends Construct {
       }),
       this.alarm(fn, "LockErrors", {
         // The others are routine, or a mistake of the sender.
-        metric: countOther(fn, "lambda_lock_refused", "reason", ["held", "cancelled", "mismatch", "key_missing"]),
+        metric: countOther(fn, "lambda_lock_refused", "reason", [
+          "held",
+          "used_up",
+          "left_to_holder",
+          "cancelled",
+          "mismatch",
+          "key_missing",
+        ]),
         alarmDescription: description(
           "Work did not get its lock although nobody held it. For example, the lock table is missing or throttled, or the role of the function may not use it. Read the log for the reason.",
           "invocations-fail",
@@ -133,7 +158,13 @@ export class LambdaLocks extends Construct {
         ...AGAIN,
       }),
       this.alarm(fn, "ItemErrors", {
-        metric: countOther(fn, "lambda_lock_batch_items", "outcome", ["done", "duplicate", "in_progress", "not_started"]),
+        metric: countOther(fn, "lambda_lock_batch_items", "outcome", [
+          "done",
+          "duplicate",
+          "in_progress",
+          "used_up",
+          "not_started",
+        ]),
         alarmDescription: description(
           "Messages or records fail again and again. Read the log for the errors. Fix the cause before all retries are used up.",
           "invocations-fail",
@@ -202,6 +233,33 @@ export class LambdaLocks extends Construct {
           threshold: 1,
           // Work that does not happen counts nothing.
           treatMissingData: cloudwatch.TreatMissingData.BREACHING,
+        }),
+      );
+    }
+    if (alarms.queue) {
+      const { queue, maxAge } = alarms.queue;
+      added.push(
+        this.alarm(fn, "Waiting", {
+          metric: queue.metricApproximateAgeOfOldestMessage({ period: FIVE_MINUTES, statistic: "Maximum" }),
+          alarmDescription: description(
+            "A message has waited in its queue for longer than all of its deliveries take. Check whether the event source mapping of the queue is enabled.",
+            "work-does-not-happen",
+          ),
+          threshold: maxAge.toSeconds(),
+        }),
+      );
+    }
+    if (alarms.deadLetterQueue) {
+      added.push(
+        this.alarm(fn, "Dead", {
+          metric: alarms.deadLetterQueue.metricApproximateNumberOfMessagesVisible({
+            period: FIVE_MINUTES,
+            statistic: "Maximum",
+          }),
+          alarmDescription: description(
+            "Work has failed and all retries are used up. Its messages are in the dead-letter queue. Fix the cause, then send the messages back to the queue.",
+            "work-was-given-up",
+          ),
         }),
       );
     }

@@ -79,7 +79,7 @@ locals {
     lock-errors = merge(local.counted, {
       metric      = "lambda_lock_refused"
       label       = "reason"
-      routine     = ["held", "cancelled", "mismatch", "key_missing"]
+      routine     = ["held", "used_up", "left_to_holder", "cancelled", "mismatch", "key_missing"]
       description = "Work did not get its lock although nobody held it. For example, the lock table is missing or throttled, or the role of the function may not use it. Read the log for the reason. Runbook: ${local.runbook}#invocations-fail"
     })
     work-errors = merge(local.counted, local.again, {
@@ -89,7 +89,7 @@ locals {
     item-errors = merge(local.counted, local.again, {
       metric      = "lambda_lock_batch_items"
       label       = "outcome"
-      routine     = ["done", "duplicate", "in_progress", "not_started"]
+      routine     = ["done", "duplicate", "in_progress", "used_up", "not_started"]
       description = "Messages or records fail again and again. Read the log for the errors. Fix the cause before all retries are used up. Runbook: ${local.runbook}#invocations-fail"
     })
     http-problems = merge(local.counted, {
@@ -174,5 +174,47 @@ resource "aws_cloudwatch_metric_alarm" "missing" {
   comparison_operator = "LessThanThreshold"
   threshold           = 1
   treat_missing_data  = "breaching"
+  alarm_actions       = local.alarm_actions
+}
+
+resource "aws_cloudwatch_metric_alarm" "waiting" {
+  for_each = {
+    for name, function in var.functions : name => function.queue
+    if var.alarms && function.queue != null
+  }
+
+  alarm_name          = "${each.key}-waiting"
+  alarm_description   = "A message has waited in its queue for longer than all of its deliveries take. Check whether the event source mapping of the queue is enabled. Runbook: ${local.runbook}#work-does-not-happen"
+  namespace           = "AWS/SQS"
+  metric_name         = "ApproximateAgeOfOldestMessage"
+  dimensions          = { QueueName = each.value.name }
+  statistic           = "Maximum"
+  period              = 300
+  evaluation_periods  = 1
+  comparison_operator = "GreaterThanThreshold"
+  threshold           = each.value.max_age_seconds
+  treat_missing_data  = "notBreaching"
+  alarm_actions       = local.alarm_actions
+}
+
+# A message that fails each time can use up its deliveries within one period. The alarm on items needs two, so only this
+# alarm tells you.
+resource "aws_cloudwatch_metric_alarm" "dead" {
+  for_each = {
+    for name, function in var.functions : name => function.dead_letter_queue
+    if var.alarms && function.dead_letter_queue != null
+  }
+
+  alarm_name          = "${each.key}-dead"
+  alarm_description   = "Work has failed and all retries are used up. Its messages are in the dead-letter queue. Fix the cause, then send the messages back to the queue. Runbook: ${local.runbook}#work-was-given-up"
+  namespace           = "AWS/SQS"
+  metric_name         = "ApproximateNumberOfMessagesVisible"
+  dimensions          = { QueueName = each.value }
+  statistic           = "Maximum"
+  period              = 300
+  evaluation_periods  = 1
+  comparison_operator = "GreaterThanThreshold"
+  threshold           = 0
+  treat_missing_data  = "notBreaching"
   alarm_actions       = local.alarm_actions
 }

@@ -19,6 +19,11 @@ variable "functions" {
     condition_checks = optional(bool, false)
     # For a function on a schedule: hours without a release after which an alarm is raised, at most 168
     hours_without_release = optional(number)
+    # The queue that the function consumes, and how old a message may be: longer than all of its deliveries take, which is
+    # visibility timeout × maxReceiveCount
+    queue = optional(object({ name = string, max_age_seconds = number }))
+    # Name of the queue of the work that was given up
+    dead_letter_queue = optional(string)
   }))
 
   validation {

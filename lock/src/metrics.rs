@@ -24,8 +24,8 @@ pub const ACQUIRED: &str = "lambda_lock_acquired";
 pub const TAKEN_OVER: &str = "lambda_lock_taken_over";
 /// Counter: acquires that ended without the lock, by [`REASON`]. Replays and in-progress refusals have their own counters.
 pub const REFUSED: &str = "lambda_lock_refused";
-/// Counter: locks released, also by their ticket, and records completed, unless their work failed. Work that should
-/// happen has happened if this counts.
+/// Counter: locks released, also by their ticket, and records completed, unless their work failed or was not run. Work that
+/// should happen has happened if this counts.
 pub const RELEASED: &str = "lambda_lock_released";
 /// Counter: work under a lock or a record that failed. Its handler returned an error, panicked, or was cancelled at the end
 /// of its lease; an HTTP handler answered with a status from 500; a result could not be stored; a lock was dropped without
@@ -67,7 +67,9 @@ pub const HOLD_TIME: &str = "lambda_lock_hold_time";
 pub const WAITERS_AHEAD: &str = "lambda_lock_waiters_ahead";
 
 /// Label: the cause, such as `held`, `throttled` or `access_denied`. The values are the names of
-/// [`ErrorKind`](crate::ErrorKind), and `cancelled` for an acquire that was dropped.
+/// [`ErrorKind`](crate::ErrorKind), and `cancelled` for an acquire that was dropped, `used_up` for a call that comes too early
+/// for its [rate](crate::Rate), and `left_to_holder` for an invocation that left its work to the holder
+/// ([`LockLayer::coalesce`](crate::LockLayer::coalesce)). The last two are normal operation.
 pub const REASON: &str = "reason";
 /// Label: the last part of a problem's type, such as `key-malformed`. The guide [HTTP in
 /// detail](crate::docs::reference::http#the-statuses) has them.
@@ -115,6 +117,12 @@ pub fn describe() {
     }
     metrics::describe_histogram!(WAITERS_AHEAD, Unit::Count, "Waiters ahead of one that took a place in the queue");
 }
+
+/// A [`REASON`], and an [`OUTCOME`]: the rate is used up.
+pub(crate) const USED_UP: &str = "used_up";
+/// A [`REASON`]: the holder of the key does the work, too.
+#[cfg(feature = "lambda")]
+pub(crate) const LEFT_TO_HOLDER: &str = "left_to_holder";
 
 #[cfg(feature = "metrics")]
 mod record {

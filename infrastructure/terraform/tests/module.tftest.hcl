@@ -60,12 +60,19 @@ run "each_function_has_its_alarms" {
 
 run "the_alarms_are_those_of_the_construct" {
   variables {
-    functions = { FUNCTION = { keys = ["key"], hours_without_release = 25 } }
-    alarms    = true
+    functions = {
+      FUNCTION = {
+        keys                  = ["key"]
+        hours_without_release = 25
+        queue                 = { name = "QUEUE", max_age_seconds = jsondecode(file("../alarms.json")).construct.waiting.Threshold }
+        dead_letter_queue     = "DEAD_LETTERS"
+      }
+    }
+    alarms = true
   }
   assert {
     condition = jsonencode({
-      for alarm in concat(values(aws_cloudwatch_metric_alarm.locks), values(aws_cloudwatch_metric_alarm.missing)) : trimprefix(alarm.alarm_name, "FUNCTION-") => {
+      for alarm in concat(values(aws_cloudwatch_metric_alarm.locks), values(aws_cloudwatch_metric_alarm.missing), values(aws_cloudwatch_metric_alarm.waiting), values(aws_cloudwatch_metric_alarm.dead)) : trimprefix(alarm.alarm_name, "FUNCTION-") => {
         AlarmDescription   = alarm.alarm_description
         ComparisonOperator = alarm.comparison_operator
         DatapointsToAlarm  = alarm.datapoints_to_alarm

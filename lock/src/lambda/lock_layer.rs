@@ -20,7 +20,8 @@ use crate::clock::since_epoch;
 use crate::error::{Cause, Error, ErrorKind, Source};
 use crate::idempotency::HandlerError;
 use crate::limits::{deadline_if_any, time_to_ask};
-use crate::lock::{Acquire, Lock, Locks, Rate, Wait, hold_until, record_refusal};
+use crate::lock::{Acquire, Lock, Locks, Rate, Wait, count_refusal, hold_until, record_refusal};
+use crate::metrics;
 use crate::panics;
 use crate::text::printable;
 
@@ -294,9 +295,10 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
         })
     }
 
-    /// Starts up to `calls` invocations of a key in each `period`, instead of one at a time: each passes the key's
+    /// Starts `calls` invocations of a key in a `period`, spread evenly, instead of one at a time: each passes the key's
     /// [rate](Locks::rate). With [`wait`](Self::wait), an invocation sleeps until its time comes. Otherwise, and if the wait would
-    /// be too long, it finds the key held: [`on_held`](Self::on_held) answers it, or it fails with `LockHeld`.
+    /// be too long, it finds the key held: [`on_held`](Self::on_held) answers it, or it fails with `LockHeld`. Choose a wait that is
+    /// longer than [clocks may differ](Rate#which-calls-pass).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -439,12 +441,19 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
             };
             let (Some(_), Some(holder)) = (&self.coalesce, error.holder()) else { return Err(Refused::Answer(answer)) };
             match self.in_time(&event.context, &key, self.locks.coalesce(key.as_str(), holder)).await {
-                Ok(true) => return Err(Refused::Answer(answer)),
-                Err(unanswered) => return Err(Refused::Error(unanswered)),
+                Ok(true) => {
+                    metrics::count_by(metrics::REFUSED, metrics::REASON, metrics::LEFT_TO_HOLDER);
+                    return Err(Refused::Answer(answer));
+                }
+                Err(unanswered) => {
+                    count_refusal(&unanswered);
+                    return Err(Refused::Error(unanswered));
+                }
                 // The holder has gone meanwhile.
                 Ok(false) => tries += 1,
             }
             if tries == COALESCE_TRIES {
+                count_refusal(&error);
                 return Err(Refused::Error(error));
             }
         }
@@ -499,6 +508,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
         };
         let acquire = acquire.min_hold(self.min_hold).holder(holder(context));
         let mut acquire = acquire.deadline(context.deadline());
+        // Here it is not known yet whether the work is left to the holder.
+        acquire.is_counted_later = self.coalesce.is_some();
         if let Some(lease) = self.lease {
             acquire = acquire.lease(lease);
         }
@@ -518,7 +529,12 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
                 Some(answer) if !is_held_by_attempt(context, &error) => {
                     Err(Refused::Held { key, answer: answer(&error), error })
                 }
-                _ => Err(Refused::Error(error)),
+                _ => {
+                    if self.coalesce.is_some() {
+                        count_refusal(&error);
+                    }
+                    Err(Refused::Error(error))
+                }
             },
             Err(error)
                 if self.on_unavailable == OnUnavailable::RunUnlocked

@@ -113,6 +113,7 @@ impl Locks {
             holder: None,
             identity: None,
             takes_over: false,
+            is_counted_later: false,
             data: None,
             attributes: Vec::new(),
         }
@@ -183,6 +184,8 @@ pub struct Acquire {
     identity: Option<String>,
     /// Only an earlier acquire of the identity is replaced.
     pub(crate) takes_over: bool,
+    /// Whether the caller counts a refusal because the key is held.
+    pub(crate) is_counted_later: bool,
     pub(super) data: Option<Data>,
     pub(super) attributes: Vec<(String, AttributeValue)>,
 }

@@ -461,6 +461,12 @@ impl Lock {
         self.hold.work_failed();
     }
 
+    /// Keeps the release out of the metric of released locks, because the work was not run and comes again.
+    #[cfg(feature = "lambda")]
+    pub(crate) fn not_run(&self) {
+        self.hold.telemetry.not_run();
+    }
+
     /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days, and for a permit of a semaphore to a day.
     /// One request; IAM action `dynamodb:UpdateItem`. It is repeated for up to 10 s while DynamoDB throttles it or a transaction
     /// on the row prevents it. The deadline of the acquire does not limit the new lease. After a crash, the key stays held

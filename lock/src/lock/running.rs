@@ -88,7 +88,7 @@ impl Acquire {
                 Ok(Ended::Waiting(turn))
             }
             Err(error) => {
-                telemetry.refused(&error);
+                telemetry.refused(&error, self.is_counted_later);
                 Err(error)
             }
         }

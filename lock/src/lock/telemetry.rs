@@ -125,8 +125,8 @@ impl AcquireSpan {
         tracing::debug!(delay_ms = millis(delay), "waits for its turn");
     }
 
-    /// The acquire failed.
-    pub(super) fn refused(mut self, error: &Error) {
+    /// The acquire failed. If `is_counted_later`, the caller counts a refusal because the key is held.
+    pub(super) fn refused(mut self, error: &Error, is_counted_later: bool) {
         let reason = error.kind().as_str();
         self.span.record("outcome", reason);
         self.end();
@@ -134,6 +134,9 @@ impl AcquireSpan {
             metrics::count_by(metrics::RETRIES_EXHAUSTED, metrics::REASON, reason);
         }
         let _in = self.span.enter();
+        if is_counted_later && error.is_held() {
+            return log_refusal(error);
+        }
         record_refusal(error);
     }
 
@@ -176,12 +179,21 @@ pub(super) fn record_call(waits: Duration) {
 
 /// Records a refused acquire, or one that failed before a request was sent.
 pub(crate) fn record_refusal(error: &Error) {
-    match error.kind() {
-        // The caller logs these: the consumer of a queue also names the message.
-        ErrorKind::InProgress => return metrics::count(metrics::IN_PROGRESS_REFUSALS),
-        kind => metrics::count_by(metrics::REFUSED, metrics::REASON, kind.as_str()),
+    // The caller logs work in progress: the consumer of a queue also names the message.
+    if error.kind() != ErrorKind::InProgress {
+        log_refusal(error);
     }
-    log_refusal(error);
+    count_refusal(error);
+}
+
+pub(crate) fn count_refusal(error: &Error) {
+    let reason = match error.kind() {
+        ErrorKind::InProgress => return metrics::count(metrics::IN_PROGRESS_REFUSALS),
+        // Nobody holds a rate, so an alarm on held keys leaves its refusals out.
+        ErrorKind::Held if error.holder().is_some_and(Holder::is_rate) => metrics::USED_UP,
+        kind => kind.as_str(),
+    };
+    metrics::count_by(metrics::REFUSED, metrics::REASON, reason);
 }
 
 pub(crate) fn log_refusal(error: &Error) {
@@ -217,7 +229,7 @@ pub(super) struct HoldSpan {
     /// The lease was over when the hold ended. This is reported after the release, which may name the next holder.
     has_overrun: AtomicBool,
     is_lost: AtomicBool,
-    /// The work failed, so that the release does not count as work that is done.
+    /// The work failed or was not run, so that the release does not count as work that is done.
     has_failed: AtomicBool,
     /// What happened to the row last. Recorded once, at the end, because logs show every value that a span was given.
     outcome: Mutex<&'static str>,
@@ -288,6 +300,11 @@ impl HoldSpan {
         if !self.has_failed.swap(true, Ordering::Relaxed) {
             metrics::count(metrics::WORK_FAILED);
         }
+    }
+
+    /// The work was not run, and comes again. So its release is neither that of done work nor that of failed work.
+    pub(super) fn not_run(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
     }
 
     /// The work was committed, although its answer was lost, so that it seemed to fail.

@@ -5,26 +5,29 @@
 //! compares it with the CDK construct, with the Terraform module and with `template.yaml`.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use aws_lambda_events::sqs::SqsEvent;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
+use futures_util::future::join_all;
 use lambda_example::{
     Orders, Payment, Payments, ReportRequest, Reports, Simulation, nightly_report, order_api, payment_queue,
 };
-use lambda_lock::Locks;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
 use lambda_lock::http::Caller;
+use lambda_lock::{LockLayer, Locks, SqsConsumer};
 use lambda_lock_tests::invocation::{invocation, over_http};
+use lambda_runtime::LambdaEvent;
 use metrics_util::debugging::DebugValue;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::sleep;
-use tower::ServiceExt;
+use tower::{Layer, ServiceExt, service_fn};
 
-use crate::{Stage, TABLE, message, without_retries};
+use crate::{Consumer, Failure, Stage, TABLE, deliver, locks_on, message, without_retries};
 
 const HOUR: u64 = 3600;
 /// More hours than an alarm looks back.
@@ -292,7 +295,7 @@ async fn payments(state: State) -> Watched {
 }
 
 /// Asserts which alarms are raised at the end: of the construct and of the Terraform module, and of the template.
-fn assert_raised(watched: &Watched, state: State, construct: &[&str], template: &[&str]) {
+fn assert_raised(watched: &Watched, state: impl Debug, construct: &[&str], template: &[&str]) {
     let definitions = definitions();
     let (function, data, now) = (watched.function, &watched.data, watched.now());
     let of_construct = raised(&definitions.construct, data, function, now);
@@ -353,6 +356,68 @@ async fn a_broken_consumer_raises_the_alarms_that_say_why() {
         let watched = payments(state).await;
         assert_raised(&watched, state, construct, template);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_order_an_hour_raises_the_alarm_if_none_is_counted() {
+    let alarms = definitions().template;
+    let (placed, not_counted) = (&alarms["OrdersPlaced"], &alarms["OrdersNotCounted"]);
+    let mut watched = orders(State::Healthy).await;
+    let (function, now) = (watched.function, watched.now());
+    let is_raised = |alarm: &Alarm, data: &[Datum]| alarm.is_raised(data, function, now);
+    assert!(is_raised(placed, &watched.data) && is_raised(not_counted, &watched.data));
+    // One order is counted in the last hours.
+    watched.function = "OrderTotals";
+    watched.add("LambdaLock", "lambda_lock_released", &[], 1.0);
+    assert!(!is_raised(not_counted, &watched.data));
+    // No order is placed.
+    assert!(!is_raised(placed, &[]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_used_up_for_days_raises_only_missing_work() {
+    let mut watched = Watched::new("PaymentQueue").await;
+    let (host, locks) = locks_on(watched.stage.engine.host());
+    let day = Duration::from_hours(24);
+    for _ in 0..2 {
+        locks.rate("bank", 1, day).burst(2).pass().await.unwrap();
+    }
+    watched.stage.metrics.take();
+    let bank = locks.rate("bank", 10, Duration::from_secs(1));
+    let consumer: Consumer = SqsConsumer::by_message_id(locks).concurrency(1).at_rate(bank);
+    let payment = json!("payment").to_string();
+    for hour in 0..HOURS {
+        watched.an_hour_passes().await;
+        let ids: Vec<_> = (0..20).map(|number| format!("{hour}-{number}")).collect();
+        let messages: Vec<_> = ids.iter().map(|id| (&**id, &*payment)).collect();
+        assert_eq!(deliver(&consumer, &host, &messages, Duration::from_secs(30)).await, 20);
+        watched.invoked(false);
+    }
+    assert_raised(&watched, "a rate that is used up", &["missing"], &[]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_left_to_the_holder_raise_nothing() {
+    let mut watched = Watched::new("NightlyReport").await;
+    let (host, locks) = locks_on(watched.stage.engine.host());
+    let second = Duration::from_secs(1);
+    let layer = LockLayer::new(locks).on_held(|_| "skipped").coalesce(second);
+    let rebuild = service_fn(|_: LambdaEvent<()>| async {
+        sleep(Duration::from_secs(1)).await;
+        Ok::<_, Failure>("rebuilt")
+    });
+    for _ in 0..HOURS {
+        watched.an_hour_passes().await;
+        let answers = (0..21).map(|number| {
+            let mut event = invocation(&host, ());
+            event.context.request_id = format!("request {number}");
+            layer.layer(rebuild).oneshot(event)
+        });
+        let answers: Vec<_> = join_all(answers).await.into_iter().map(Result::unwrap).collect();
+        assert_eq!(answers.iter().filter(|answer| **answer == "skipped").count(), 20, "{answers:?}");
+        watched.invoked(false);
+    }
+    assert_raised(&watched, "events that are skipped", &[], &[]);
 }
 
 // The tests above run three of the functions.

@@ -55,6 +55,22 @@ async fn each_message_of_a_batch_is_counted_once_by_its_outcome() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_message_beyond_its_rate_counts_as_used_up_only() {
+    let stage = Stage::set().await;
+    let (host, locks) = locks_on(stage.engine.host());
+    let bank = locks.rate("bank", 1, s(3600));
+    let consumer: Consumer = SqsConsumer::by_message_id(locks).concurrency(1).at_rate(bank);
+    let work = json!("work").to_string();
+    assert_eq!(deliver(&consumer, &host, &[("1", &*work), ("2", &work)], s(30)).await, 1);
+    let counted = stage.metrics.take();
+    let count = |name| counted.count(name);
+    assert_eq!(["batch_items: done", "batch_items: used_up"].map(count), [1, 1]);
+    assert_eq!((count("refused: used_up"), counted.sum("refused"), counted.sum("batch_items")), (1, 1, 2));
+    // Two records and a call, of which one record is done.
+    assert_eq!(["acquired", "released", "work_failed"].map(count), [3, 1, 0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn messages_without_time_are_counted_as_not_started_or_timed_out() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());

@@ -52,6 +52,8 @@ const LABELS: [(&str, &str, &[&str]); 6] = [
             "unfinished",
             "mismatch",
             "key_missing",
+            "used_up",
+            "left_to_holder",
         ],
     ),
     (names::RELEASE_FAILED, names::REASON, &["lost", "throttled", "unavailable", "access_denied", "invalid"]),
@@ -59,7 +61,17 @@ const LABELS: [(&str, &str, &[&str]); 6] = [
     (
         names::BATCH_ITEMS,
         names::OUTCOME,
-        &["done", "duplicate", "in_progress", "failed", "unreadable", "not_started", "timed_out", "dead_lettered"],
+        &[
+            "done",
+            "duplicate",
+            "in_progress",
+            "used_up",
+            "failed",
+            "unreadable",
+            "not_started",
+            "timed_out",
+            "dead_lettered",
+        ],
     ),
     (names::TICKETS, names::OUTCOME, &["resumed", "renewed", "released", "ticket_used", "ticket_foreign", "lost"]),
 ];

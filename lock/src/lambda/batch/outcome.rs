@@ -1,5 +1,7 @@
 //! `ItemOutcome`: how an item of a batch ended.
 
+use crate::metrics;
+
 /// How an item of a batch ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum ItemOutcome {
@@ -11,6 +13,8 @@ pub(super) enum ItemOutcome {
     TimedOut,
     Unreadable,
     InProgress,
+    /// Its rate lets it pass later.
+    UsedUp,
     Failed,
     Done,
     Duplicate,
@@ -40,6 +44,7 @@ impl ItemOutcome {
             Self::TimedOut => "timed_out",
             Self::Unreadable => "unreadable",
             Self::InProgress => "in_progress",
+            Self::UsedUp => metrics::USED_UP,
             Self::Failed => "failed",
             Self::Done => "done",
             Self::Duplicate => "duplicate",
@@ -48,10 +53,11 @@ impl ItemOutcome {
     }
 }
 
-/// Whether no item of a batch is done, and at least one failed. An item that is in progress elsewhere is on its way to be
-/// done.
+/// Whether no item of a batch is done, and at least one failed. An item that is in progress elsewhere, or that its rate lets
+/// pass later, is on its way to be done.
 pub(super) fn all_failed(outcomes: &[ItemOutcome], has_failure: bool) -> bool {
-    let is_in_order = |outcome: &ItemOutcome| outcome.is_done() || *outcome == ItemOutcome::InProgress;
+    let is_in_order =
+        |outcome: &ItemOutcome| outcome.is_done() || matches!(outcome, ItemOutcome::InProgress | ItemOutcome::UsedUp);
     (has_failure || outcomes.iter().any(|outcome| outcome.is_failed())) && !outcomes.iter().any(is_in_order)
 }
 
@@ -65,8 +71,14 @@ mod tests {
         for failed in [&[Failed][..], &[TimedOut, Failed], &[Unreadable, NotStarted], &[NoTime, Failed, NotStarted]] {
             assert!(all_failed(failed, false), "{failed:?}");
         }
-        for other in [&[InProgress][..], &[Failed, InProgress], &[Failed, Done], &[Failed, Duplicate], &[DeadLettered]]
-        {
+        for other in [
+            &[InProgress][..],
+            &[Failed, InProgress],
+            &[Failed, UsedUp],
+            &[Failed, Done],
+            &[Failed, Duplicate],
+            &[DeadLettered],
+        ] {
             assert!(!all_failed(other, true), "{other:?}");
         }
         for not_started in [&[][..], &[NoTime, NotStarted]] {

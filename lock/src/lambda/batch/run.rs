@@ -234,6 +234,7 @@ where
                 Err(error) => error,
             };
             let outcome = match (&error, ended.into_inner()) {
+                (HandlerError::Lock(error), _) if error.is_held() => ItemOutcome::UsedUp,
                 (HandlerError::Lock(error), _) if is_for_later(error) => ItemOutcome::InProgress,
                 (HandlerError::Lock(error), Some(ItemOutcome::TimedOut)) if error.is_lost() => {
                     return Err((ItemOutcome::TimedOut, failure(Some("TimedOut"), CANCELLED)));
@@ -257,7 +258,7 @@ where
         // `&alloc::boxed::Box<dyn core::error::Error + …>`, which says nothing about the error.
         let named = Some(&*error_type).filter(|name| !name.starts_with('&') && !name.is_empty());
         let why = match outcome {
-            ItemOutcome::InProgress => NotDone::InProgress { error: &error },
+            ItemOutcome::InProgress | ItemOutcome::UsedUp => NotDone::InProgress { error: &error },
             ItemOutcome::DeadLettered => NotDone::Dead { error_type: named, error: &error },
             _ => NotDone::Failed { error_type: named, error: &error },
         };
@@ -307,7 +308,7 @@ where
         if let Some(rate) = &self.consumer.rate {
             let needed = self.time.map_or(MIN_LEASE, |time| time.min_remaining);
             if let Err(error) = rate.pass_within(lock.remaining().saturating_sub(needed)).await {
-                idempotency.release(lock).await;
+                idempotency.release_unrun(lock).await;
                 let error = HandlerError::Lock(error);
                 if let Some(left) = self.comes_after(&error) {
                     inform_all(copies, || Fate::InProgress(left)).await;
@@ -318,7 +319,7 @@ where
         // Acquiring may have been a wait, and so may have been the rate.
         let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
         if is_stopped || !has_time {
-            idempotency.release(lock).await;
+            idempotency.release_unrun(lock).await;
             return Ok(if is_stopped { ItemOutcome::NotStarted } else { ItemOutcome::NoTime });
         }
         // Time to release the record within the lease.
