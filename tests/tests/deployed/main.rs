@@ -47,7 +47,7 @@ use crate::reports::{
 };
 use crate::runbook::{
     Runbook, a_dead_letter_is_found_and_paid_once, a_denied_function_is_explained, a_full_semaphore_is_found_and_freed,
-    a_held_key_is_found_and_freed, a_killed_and_a_lost_run_are_in_the_log,
+    a_held_key_is_found_and_freed, a_killed_and_a_lost_run_are_in_the_log, a_rate_that_is_far_ahead_passes_again,
     a_run_that_did_not_finish_is_released_or_completed, a_throttled_table_is_explained, a_wrong_clock_is_found,
     totals_that_stand_still_raise_an_alarm, waiters_that_died_do_not_keep_a_key,
     work_that_does_not_happen_is_found_and_done,
@@ -101,6 +101,7 @@ async fn the_deployed_functions_do_each_job_once() {
     a_held_key_is_found_and_freed(&stack, &runbook).await;
     a_run_that_did_not_finish_is_released_or_completed(&stack, &runbook).await;
     a_full_semaphore_is_found_and_freed(&stack, &runbook).await;
+    a_rate_that_is_far_ahead_passes_again(&stack, &runbook).await;
     waiters_that_died_do_not_keep_a_key(&stack, &runbook).await;
     a_wrong_clock_is_found(&stack, &runbook).await;
     a_denied_function_is_explained(&stack, &runbook).await;

@@ -152,7 +152,8 @@ pub(crate) async fn a_killed_and_a_lost_run_are_in_the_log(stack: &Stack, runboo
         let holder = loop_until(Duration::from_secs(5), async || locks.get("freed").await.unwrap()).await;
         assert!(locks.force_release("freed", &holder).await.unwrap());
     });
-    let seen = runbook.run(stack, "A run was killed or took too long", 0, &[("FUNCTION", "nightly-report")]).await;
+    let function = in_stack("nightly-report");
+    let seen = runbook.run(stack, "A run was killed or took too long", 0, &[("FUNCTION", &function)]).await;
     let names = |what: &str, report: &str| {
         let key = format!("\"key\":\"{}#{report}\"", in_stack("nightly-report"));
         seen.lines().any(|line| line.contains(what) && line.contains(&key))
@@ -171,7 +172,8 @@ pub(crate) async fn a_denied_function_is_explained(stack: &Stack, runbook: &Runb
     let order = json!({ "item": "mate", "quantity": 1 });
     assert_eq!(stack.order(Some("denied"), &order).await.status, StatusCode::INTERNAL_SERVER_ERROR);
 
-    let variables = [("FUNCTION", "order-api"), ("ROLE", role.as_str())];
+    let function = in_stack("order-api");
+    let variables = [("FUNCTION", &*function), ("ROLE", &role), ("POLICY", "order-api")];
     let seen = runbook.run(stack, heading, 0, &variables).await;
     let explains =
         |line: &str| ["\"reason\":\"access_denied\"", "dynamodb:UpdateItem"].iter().all(|word| line.contains(word));
@@ -209,7 +211,7 @@ pub(crate) async fn a_throttled_table_is_explained(stack: &Stack, runbook: &Runb
     assert_eq!(stack.order(Some("throttled"), &order).await.status, StatusCode::SERVICE_UNAVAILABLE);
     with(variables).await;
 
-    let seen = runbook.run(stack, heading, 0, &[("FUNCTION", "order-api")]).await;
+    let seen = runbook.run(stack, heading, 0, &[("FUNCTION", &name)]).await;
     assert!(seen.lines().any(|line| line.contains("\"reason\":\"throttled\"")), "{seen}");
     let seen = runbook.run(stack, heading, 2, &[]).await;
     assert!(seen.contains("PAY_PER_REQUEST"), "{seen}");
@@ -222,7 +224,8 @@ pub(crate) async fn a_dead_letter_is_found_and_paid_once(stack: &Stack, runbook:
     for id in ["mended", "duplicate"] {
         dead_letters.send(&json!(payment(id, 0))).await;
     }
-    let variables = [("FUNCTION", "payment-queue"), ("DEAD_LETTERS", dead_letters.url.as_str())];
+    let function = in_stack("payment-queue");
+    let variables = [("FUNCTION", &*function), ("DEAD_LETTERS", &*dead_letters.url)];
     let seen = runbook.run(stack, "Work was given up", 0, &variables).await;
     let of_poison = |line: &str| {
         ["\"level\":\"ERROR\"", "#poison", "\"dead_letter\":true", "the bank is unreachable"]
@@ -250,14 +253,15 @@ pub(crate) async fn work_that_does_not_happen_is_found_and_done(stack: &Stack, r
     stack.lambda.update_event_source_mapping().uuid(&mapping).enabled(false).send().await.unwrap();
     stack.order(Some("cocoa-1"), &json!({ "item": "cocoa", "quantity": 3 })).await;
 
-    let seen = runbook.run(stack, heading, 0, &[]).await;
+    let report = in_stack("nightly-report");
+    let seen = runbook.run(stack, heading, 0, &[("SCHEDULE", &report)]).await;
     let is_off = |line: &str| line.contains(&mapping) && line.contains("Disabled") && line.contains("order-totals");
     assert!(seen.lines().any(is_off), "{seen}");
     assert!(seen.contains("rate(1 minute)"), "{seen}");
     assert_eq!(stack.total("cocoa").await, None);
 
     let before = stack.row("nightly-report", "report#sales").await.map_or(0, |report| number(&report, "times"));
-    let seen = runbook.run(stack, heading, 1, &[("MAPPING", &mapping)]).await;
+    let seen = runbook.run(stack, heading, 1, &[("FUNCTION", &report), ("MAPPING", &mapping)]).await;
     assert!(seen.contains("\"outcome\": \"written\"") || seen.contains("\"outcome\": \"skipped\""), "{seen}");
     let counted = loop_until(Duration::from_mins(1), async || stack.total("cocoa").await).await;
     assert_eq!(counted, [1, 3]);
@@ -315,6 +319,17 @@ pub(crate) async fn a_full_semaphore_is_found_and_freed(stack: &Stack, runbook: 
     let seen = runbook.run(stack, "A semaphore is full", 0, &[("KEY", &key), ("FENCE", &fences[0])]).await;
     assert!(fences.iter().all(|fence| seen.contains(fence.as_str())), "{seen}");
     semaphore.acquire().await.unwrap().release().await.unwrap();
+}
+
+pub(crate) async fn a_rate_that_is_far_ahead_passes_again(stack: &Stack, runbook: &Runbook) {
+    let locks = locks(stack, "nightly-report");
+    let call = async |period| locks.rate("bank-calls", 1, period).pass().await;
+    call(Duration::from_hours(24)).await.unwrap();
+    assert!(call(Duration::from_secs(1)).await.unwrap_err().is_held());
+    let key = format!("{}#bank-calls", in_stack("nightly-report"));
+    let seen = runbook.run(stack, "A rate is far ahead", 0, &[("KEY", &key)]).await;
+    assert!(seen.contains("released: key"), "{seen}");
+    call(Duration::from_secs(1)).await.unwrap();
 }
 
 pub(crate) async fn waiters_that_died_do_not_keep_a_key(stack: &Stack, runbook: &Runbook) {
