@@ -77,7 +77,7 @@ pub(crate) enum Action {
     /// Run a command while holding a lock
     #[command(after_help = help::examples(Some("run")), after_long_help = help::details("run"))]
     Run(Run),
-    /// Let a call pass, at most so many in a period from all machines
+    /// Let a call pass, so many in a period from all machines
     #[command(after_help = help::examples(Some("rate")), after_long_help = help::details("rate"))]
     Rate(Rate),
     /// Acquire a lock for several processes, and print its ticket

@@ -69,13 +69,17 @@ commands that ask.
 With LOCK_ENABLED=false in the environment, the command runs without a lock and LOCK_FENCE is 0. One warning says so.";
 
 const RATE: &str = "\
-Lets a call pass: at most so many in a period, from all machines and functions that use the key. Nothing is released \
+Lets a call pass: so many in a period, from all machines and functions that use the key. Nothing is released \
 afterwards. Ten calls in a second are spread evenly, one each 100 ms; with --burst 10, ten may come at once after a \
 second without calls.
 
 If the call may not pass yet, the exit code is 75, and standard error says when to come back. With --wait it sleeps until its \
 time comes, in the order of arrival, or fails at once if that would take longer. A call that is interrupted while it \
-sleeps has used up its time.
+sleeps has used up its time. Wait for longer than the clocks of the machines may differ, plus the time between two calls: \
+otherwise a machine whose clock is behind can be refused each time.
+
+A call that is late for its time can pass together with later ones. If a call with a wrong period or a wrong clock has moved \
+the key far ahead, `lambda-lock release KEY --force` lets the next call pass.
 
 One request, or two after a quiet time (IAM action dynamodb:UpdateItem). With LOCK_ENABLED=false in the environment, \
 each call passes. One warning says so.";
@@ -170,7 +174,8 @@ acquisition holds the key by then, the release is refused with code 75.
 
 With --force the key, or every permit of a semaphore, is released no matter who holds it, after a question. With \
 --yes there is no question. Any answer other than yes leaves the key unchanged and gives code 75. A key that is already \
-free is no error. A key without a row is one, as for get.
+free is no error. A key without a row is one, as for get. Nobody holds a rate, but with --force its next call passes at once: \
+for a rate that a call with a wrong period or a wrong clock has moved far ahead.
 
 The record of an idempotent run that did not finish is not free until it is released. Before you release it, make sure that \
 its work was not done, because the next retry runs it. If it was done, use `lambda-lock complete`.";

@@ -31,8 +31,8 @@ pub(crate) async fn release(options: &TableOptions, key: String, release: Releas
     if holder.is_completed() {
         return refused(CONFIGURATION, "it is the record of a completed run, not a lock");
     }
-    if holder.is_rate() {
-        return refused(CONFIGURATION, "it is a rate, which nobody holds: calls pass again by themselves");
+    if holder.is_rate() && fence.is_some() {
+        return refused(CONFIGURATION, "it is a rate, which has no fence: --force lets its next call pass");
     }
     let holder = match holder.permits().iter().find(|permit| fence.is_some() && permit.fence() == fence) {
         Some(permit) => permit,
@@ -45,7 +45,9 @@ pub(crate) async fn release(options: &TableOptions, key: String, release: Releas
         return refused(HELD, &other_fence(&by, fence));
     }
     if force && !yes {
-        let effect = if holder.is_current() {
+        let effect = if holder.is_rate() {
+            "Its next call then passes at once. First correct the setting or the clock that has moved it so far ahead."
+        } else if holder.is_current() {
             "Releasing the key does not stop its work."
         } else {
             "If it is the record of a run, the next retry does its work again."
@@ -126,6 +128,9 @@ impl Row {
 
 /// Says who holds a key, or has left it unfinished.
 fn described(holder: &Holder) -> String {
+    if holder.is_rate() {
+        return format!("a rate that is used up until {}", humantime::format_rfc3339_millis(holder.until()));
+    }
     let what = if holder.is_current() { "held" } else { "left unfinished" };
     match holder.permits() {
         [] => {

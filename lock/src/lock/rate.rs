@@ -18,7 +18,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(1);
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 impl Locks {
-    /// Returns the rate on `key`: at most `calls` in each `period`, from any number of functions and hosts. Sends no request.
+    /// Returns the rate on `key`: `calls` in a `period`, spread evenly, from any number of functions and hosts. Sends no request.
     ///
     /// A period lasts up to a day, and a call takes at least 1 ms of it. A wrong number is an error of kind
     /// [`Invalid`](crate::ErrorKind::Invalid) when a call passes.
@@ -54,9 +54,13 @@ impl Locks {
 /// once after a quiet time. A call that comes too early is refused, or [waits](Self::pass_within). A waiting call reserves its
 /// time: one request tells it when it may go on, in the order in which the requests reach the row. It does not ask again.
 ///
-/// The times that calls are given are never nearer than that, so no period has more than N of them, and with a burst as many more
-/// as that. A host whose clock is ahead lets its calls go earlier by that much. A call that is late, because its answer came late
-/// or Lambda froze its environment, goes later than its time.
+/// The times that calls are given are never nearer than that, apart from the burst. But a call can be late for its time, because
+/// its answer came late or Lambda froze its environment, and then it goes together with later ones. So a period can see more than N
+/// calls, and if your bank counts strictly, leave it some room. A host whose clock is ahead lets its calls go earlier by that much.
+///
+/// A host whose clock is ahead also moves the next time on by that much. So a host whose clock is behind can be refused each time,
+/// even if only half of the calls are used, unless its calls wait for longer than clocks may differ, plus the time between two
+/// calls. With ten a second and clocks that differ by 200 ms, `pass_within(300 ms)` passes, and [`pass`](Self::pass) may not.
 ///
 /// # Requests
 ///
@@ -77,8 +81,10 @@ impl Locks {
 /// call of the old one 100 ms.
 ///
 /// A key is either a rate, a lock, a semaphore or a record of idempotency. A call of another kind fails with an error of kind
-/// [`WrongKind`](crate::ErrorKind::WrongKind). If a host with a wrong clock has moved the time of the next call far ahead, delete
-/// the row: nothing else is in it.
+/// [`WrongKind`](crate::ErrorKind::WrongKind).
+///
+/// If a call with a wrong period or a wrong clock has moved the next time far ahead, correct the period or the clock, and then
+/// [free the key by force](Locks::force_release), which lets the next call pass at once.
 ///
 /// The algorithm is the generic cell rate algorithm of ITU-T Recommendation I.371.
 #[derive(Clone, Debug)]
@@ -121,7 +127,8 @@ impl Rate {
     }
 
     /// Waits until the call may pass, for at most `wait`, up to a day. Fails at once with an error that
-    /// [`is_held`](Error::is_held) if that would take longer. The requests are those of [`pass`](Self::pass).
+    /// [`is_held`](Error::is_held) if that would take longer. Choose a wait that is longer than [clocks may
+    /// differ](Self#which-calls-pass). The requests are those of [`pass`](Self::pass).
     ///
     /// The call sleeps in this process. It is refused only before it sleeps, so a call that is dropped while it sleeps has used
     /// up its time.
@@ -193,7 +200,7 @@ impl Rate {
         let Self { calls, period, burst, .. } = *self;
         check_duration("period of a rate", period, MIN_INTERVAL, DAY)?;
         let interval = period.checked_div(calls).filter(|interval| *interval >= MIN_INTERVAL);
-        // Whole microseconds, as in the row. Rounded up, so that no period has a call too many.
+        // Whole microseconds, as in the row. Rounded up, so that N intervals are no shorter than the period.
         let whole = |interval: Duration| Duration::from_micros(micros(interval + Duration::from_nanos(999)));
         let Some(interval) = interval.map(whole) else {
             let period = humantime::format_duration(period);

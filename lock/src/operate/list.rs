@@ -65,6 +65,9 @@ impl Locks {
     /// release one of them, give that one of the [permits](Holder::permits). One more request each time that a permit of those
     /// is released meanwhile. If no permit was seen, it sends nothing and returns `false`.
     ///
+    /// For a [rate](Self::rate), which nobody holds, the next call passes at once: for one whose next time is far ahead, because of
+    /// a wrong period or a wrong clock. Returns `false` if a call has passed since.
+    ///
     /// Returns `true` if the key was freed, or if the holder had released it. Returns `false` if the row has changed since
     /// it was seen: another acquisition has the key, the run was completed, or the row was deleted. The row is not modified
     /// then. For permits, returns `true` if the row has none of those that were seen any more, also if their owners have

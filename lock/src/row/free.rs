@@ -35,8 +35,7 @@ impl Table {
             HolderKind::Key => return self.free_key(key, For::Operator(by), seen, now).await,
             HolderKind::Semaphore => &seen.permits[..],
             HolderKind::Permit => std::slice::from_ref(seen),
-            // A rate has no holder.
-            HolderKind::Rate => return Ok(false),
+            HolderKind::Rate => return self.free_calls(key, seen, now).await,
         };
         // Without permits there is nothing to free, and nothing is known of those that were acquired since.
         Ok(!permits.is_empty() && self.free_permits(key, permits, seen.withdrawn, None, now).await?.is_some())

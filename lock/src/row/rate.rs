@@ -82,8 +82,9 @@ impl Table {
             begins = false;
             let may_come_at = due.saturating_sub(pace.tolerance).saturating_sub(wait);
             if may_come_at > now.wall {
+                let number = Some(micros(due));
                 let refusal =
-                    Holder { until: millis_up(may_come_at), ..Holder::unknown(HolderKind::Rate, now.millis()) };
+                    Holder { number, until: millis_up(may_come_at), ..Holder::unknown(HolderKind::Rate, now.millis()) };
                 return Err(Error::new(Cause::Held(refusal), self.place(), key));
             }
         }
@@ -109,6 +110,18 @@ impl Table {
         let is_over = all([STATUS.is(text("rate", RATE)), DUE.between(count("zero", 0_u8), just_before)]);
         let due = now.wall.saturating_add(pace.interval);
         self.take_call(key, due).when(any([self.key_path().missing(), is_over])).set(DUE, count("due", micros(due)))
+    }
+
+    /// Lets the next call pass at once, if no call has moved the row on since it was `seen`. Returns `false` if one has, or if the
+    /// row was deleted. One request.
+    pub(super) async fn free_calls(&self, key: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
+        let seen = count("seen", seen.number.unwrap_or_default());
+        let is_unchanged = all([STATUS.is(text("rate", RATE)), DUE.is(seen)]);
+        // No call writes this time, and it is over by every clock.
+        let update = Update::new(key).when(is_unchanged).set(DUE, count("over", 0_u8));
+        let Answer::Refused(refused) = self.write(update, None).await? else { return Ok(true) };
+        // An earlier attempt of this request was applied; its answer was lost.
+        Ok(refused.into_row(self, now)?.is_some_and(|row| row.kind == HolderKind::Rate && row.number == Some(0)))
     }
 
     /// TTL deletes the row when it says nothing any more.

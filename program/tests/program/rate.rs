@@ -11,8 +11,20 @@ fn a_call_passes_and_the_next_one_is_told_when_to_come_back() {
     assert_eq!(place.json("bank")["state"], "held");
     let listed = place.run(["list", "--kind", "rate"]).expect_code(0).stdout;
     assert!(listed.contains("bank"), "{listed}");
-    let refused = place.run(["release", "bank", "--force", "--yes"]).expect_code(78);
-    refused.expect_sentence(&["it is a rate, which nobody holds"]);
+}
+
+#[test]
+fn a_release_by_force_lets_the_next_call_pass() {
+    let place = Place::new();
+    let call = |period: &str| place.run(["rate", "--key", "bank", "--calls", "1", "--period", period]);
+    call("24h").expect_code(0);
+    call("1s").expect_code(75);
+    let refused = place.run(["release", "bank", "--fence", "1"]).expect_code(78);
+    refused.expect_sentence(&["it is a rate, which has no fence", "--force"]);
+    let released = place.run(["release", "bank", "--force", "--yes"]).expect_code(0).stdout;
+    assert!(released.starts_with("released: key `bank`, which was a rate that is used up until "), "{released}");
+    assert_eq!(place.json("bank")["state"], "free");
+    call("1h").expect_code(0);
 }
 
 #[test]

@@ -210,6 +210,49 @@ async fn calls_of_hosts_with_other_clocks_are_shifted_by_the_difference() {
     assert!(passed[1] <= ms(40), "{passed:?}");
 }
 
+/// Of sixty calls, one each 400 ms, how many pass on a host whose clock is right, if another host calls as often, this much
+/// earlier, with a clock that is 200 ms ahead.
+async fn passed_beside_a_clock_ahead(wait: Duration, earlier: Duration) -> usize {
+    let engine = engine().await;
+    let (ahead, right) = (near(&engine).clock_ahead(ms(200)).build(), near(&engine).build());
+    let (ahead, right) = (ten_a_second(&ahead), ten_a_second(&right));
+    let mut passed = 0;
+    for _ in 0..60 {
+        let round = engine.now();
+        ahead.pass_within(wait).await.unwrap();
+        sleep(earlier.saturating_sub(since(&engine, round))).await;
+        passed += usize::from(right.pass_within(wait).await.is_ok());
+        sleep(ms(400).saturating_sub(since(&engine, round))).await;
+    }
+    passed
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_behind_passes_if_the_wait_exceeds_the_difference() {
+    for earlier in [ms(5), ms(100), ms(200)] {
+        assert_eq!(passed_beside_a_clock_ahead(Duration::ZERO, earlier).await, 0, "{earlier:?}");
+        assert_eq!(passed_beside_a_clock_ahead(ms(310), earlier).await, 60, "{earlier:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_call_passes_together_with_a_later_one() {
+    let engine = engine().await;
+    // Its answer takes as long as the next call has to wait.
+    let late = engine.host().faults(Faults::seeded(7).latency(ms(50)..ms(50))).build();
+    let started = engine.now();
+    let passed = async |host: &Host| {
+        ten_a_second(host).pass_within(SECOND).await.unwrap();
+        since(&engine, started)
+    };
+    let near = near(&engine).build();
+    let (first, second) = tokio::join!(passed(&late), async {
+        sleep(ms(55)).await;
+        passed(&near).await
+    });
+    assert!(second.saturating_sub(first) < ms(10), "{first:?} {second:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn callers_with_other_numbers_share_the_key() {
     let engine = engine().await;

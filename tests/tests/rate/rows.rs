@@ -43,15 +43,30 @@ async fn a_reader_sees_until_when_no_call_is_due() {
 }
 
 #[tokio::test]
-async fn nobody_releases_a_rate_by_force() {
+async fn a_release_by_force_lets_the_next_call_pass() {
     let world = World::new().await;
-    let locks = world.default_locks();
-    locks.rate(KEY, 1, HOUR).pass().await.unwrap();
-    let before = world.row(KEY).await;
-    let seen = locks.get(KEY).await.unwrap().unwrap();
-    assert!(!locks.force_release(KEY, &seen).await.unwrap());
-    assert!(!locks.release_identity(KEY, "an execution").await.unwrap());
-    assert_eq!(world.row(KEY).await, before);
+    let (host, behind) = (world.host().build(), world.host().clock_behind(SECOND).build());
+    let (locks, next) = (world.locks(&host).build().unwrap(), world.locks(&behind).build().unwrap());
+    let (wrong, bank) = (locks.rate(KEY, 1, 24 * HOUR), next.rate(KEY, 1, HOUR));
+    for is_refusal in [false, true] {
+        wrong.pass().await.unwrap();
+        let error = bank.pass_within(HOUR).await.unwrap_err();
+        let seen = if is_refusal { error.holder().cloned() } else { locks.get(KEY).await.unwrap() };
+        let seen = seen.unwrap();
+        assert!(!locks.release_identity(KEY, "an execution").await.unwrap());
+        // Twice, as if the first answer was lost.
+        for _ in 0..2 {
+            assert!(locks.force_release(KEY, &seen).await.unwrap());
+        }
+        assert!(!locks.get(KEY).await.unwrap().unwrap().is_current());
+        bank.pass().await.unwrap();
+        bank.pass().await.unwrap_err();
+        let before = world.row(KEY).await;
+        assert!(!locks.force_release(KEY, &seen).await.unwrap(), "a call has passed since");
+        assert_eq!(world.row(KEY).await, before);
+        host.advance_clock(HOUR);
+        behind.advance_clock(HOUR);
+    }
 }
 
 #[tokio::test]

@@ -31,8 +31,8 @@ pub(crate) const SCENES: &[Scene] = &[
         name: "rate",
         title: "A bank takes ten calls a second",
         world: "Twelve environments call the bank at once.",
-        should: "The calls start 100 ms apart, so the last one starts 1.1 s after the first one. Each call sends one \
-                 request.",
+        should: "The row gives each call its time, 100 ms after the one before, so the last one starts 1.1 s after the \
+                 first one. Each call sends one request.",
         guide: "recipes/rates",
         play: |cloud| Box::pin(rate(cloud)),
     },
