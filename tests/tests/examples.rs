@@ -200,6 +200,14 @@ fn records_that_lambda_gives_up_have_a_destination() {
 
 // API Gateway ends a request to a REST API after 29 s.
 #[test]
+fn dead_letters_of_each_template_are_kept_for_two_weeks() {
+    for template in templates() {
+        let files = ["README.md", "function.yaml"].map(|file| file_of(&template, file)).concat();
+        assert!(!files.contains("dead-letter queue") || files.contains("1209600"), "{template}");
+    }
+}
+
+#[test]
 fn the_http_template_answers_before_api_gateway_gives_up() {
     let number = |text: &str, before: &str| {
         let (_, rest) = text.split_once(before)?;
