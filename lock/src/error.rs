@@ -335,6 +335,7 @@ impl Error {
     }
 
     /// The error of a setting `per_tenant` outside of tenant isolation.
+    #[cfg(feature = "lambda")]
     pub(crate) fn no_tenant() -> Self {
         Self::invalid(
             "the invocation has no tenant id: create the function with tenant isolation and invoke it with a tenant id, or \
