@@ -120,9 +120,6 @@ pub fn describe() {
 
 /// A [`REASON`], and an [`OUTCOME`]: the rate is used up.
 pub(crate) const USED_UP: &str = "used_up";
-/// A [`REASON`]: the holder of the key does the work, too.
-#[cfg(feature = "lambda")]
-pub(crate) const LEFT_TO_HOLDER: &str = "left_to_holder";
 
 #[cfg(feature = "metrics")]
 mod record {

@@ -299,13 +299,6 @@ where
         }
     }
 
-    /// Releases the record of work that was not run, and comes again.
-    #[cfg(feature = "lambda")]
-    pub(crate) async fn release_unrun(&self, lock: &Lock) {
-        lock.not_run();
-        self.release(lock).await;
-    }
-
     /// Releases the record unless it was abandoned. Returns the record if it is already completed.
     pub(crate) async fn release(&self, lock: &Lock) -> Option<Box<Holder>> {
         match in_time_to_answer(lock, lock.release_unless_completed()).await {

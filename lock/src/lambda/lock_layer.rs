@@ -442,19 +442,15 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
             let (Some(_), Some(holder)) = (&self.coalesce, error.holder()) else { return Err(Refused::Answer(answer)) };
             match self.in_time(&event.context, &key, self.locks.coalesce(key.as_str(), holder)).await {
                 Ok(true) => {
-                    metrics::count_by(metrics::REFUSED, metrics::REASON, metrics::LEFT_TO_HOLDER);
+                    metrics::count_by(metrics::REFUSED, metrics::REASON, "left_to_holder");
                     return Err(Refused::Answer(answer));
                 }
-                Err(unanswered) => {
-                    count_refusal(&unanswered);
-                    return Err(Refused::Error(unanswered));
-                }
+                Err(unanswered) => return Err(counted(unanswered)),
                 // The holder has gone meanwhile.
                 Ok(false) => tries += 1,
             }
             if tries == COALESCE_TRIES {
-                count_refusal(&error);
-                return Err(Refused::Error(error));
+                return Err(counted(error));
             }
         }
     }
@@ -529,12 +525,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
                 Some(answer) if !is_held_by_attempt(context, &error) => {
                     Err(Refused::Held { key, answer: answer(&error), error })
                 }
-                _ => {
-                    if self.coalesce.is_some() {
-                        count_refusal(&error);
-                    }
-                    Err(Refused::Error(error))
-                }
+                _ if self.coalesce.is_some() => Err(counted(error)),
+                _ => Err(Refused::Error(error)),
             },
             Err(error)
                 if self.on_unavailable == OnUnavailable::RunUnlocked
@@ -560,6 +552,12 @@ enum Refused<R> {
     },
     Answer(R),
     Error(Error),
+}
+
+/// Counts an error that the acquire has left to be counted here.
+fn counted<R>(error: Error) -> Refused<R> {
+    count_refusal(&error);
+    Refused::Error(error)
 }
 
 impl<S, H: HandlerInput<Arc<Lock>>, R> Layer<S> for LockLayer<H, R> {

@@ -397,6 +397,32 @@ async fn a_rate_used_up_for_days_raises_only_missing_work() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_message_that_dies_within_a_period_raises_one_alarm() {
+    let mut watched = Watched::new("PaymentQueue").await;
+    let (host, locks) = locks_on(watched.stage.engine.host());
+    let consumer: Consumer = SqsConsumer::by_message_id(locks);
+    let [poison, work] = ["fail", "work"].map(|body| json!(body).to_string());
+    for _ in 0..HOURS {
+        watched.an_hour_passes().await;
+    }
+    for delivery in 0..5 {
+        let other = format!("other-{delivery}");
+        let messages = [("poison", &*poison), (&*other, &work)];
+        assert_eq!(deliver(&consumer, &host, &messages, Duration::from_secs(30)).await, 1);
+        watched.invoked(false);
+    }
+    assert_raised(&watched, "its deliveries are used up", &[], &[]);
+    watched.data.push(Datum {
+        at: watched.now(),
+        namespace: "AWS/SQS",
+        name: "ApproximateNumberOfMessagesVisible".to_owned(),
+        dimensions: [("QueueName".to_owned(), "DEAD_LETTERS".to_owned())].into(),
+        value: 1.0,
+    });
+    assert_raised(&watched, "it is a dead letter", &["dead"], &[]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn events_left_to_the_holder_raise_nothing() {
     let mut watched = Watched::new("NightlyReport").await;
     let (host, locks) = locks_on(watched.stage.engine.host());

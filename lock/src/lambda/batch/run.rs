@@ -308,7 +308,8 @@ where
         if let Some(rate) = &self.consumer.rate {
             let needed = self.time.map_or(MIN_LEASE, |time| time.min_remaining);
             if let Err(error) = rate.pass_within(lock.remaining().saturating_sub(needed)).await {
-                idempotency.release_unrun(lock).await;
+                lock.not_run();
+                idempotency.release(lock).await;
                 let error = HandlerError::Lock(error);
                 if let Some(left) = self.comes_after(&error) {
                     inform_all(copies, || Fate::InProgress(left)).await;
@@ -319,7 +320,8 @@ where
         // Acquiring may have been a wait, and so may have been the rate.
         let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
         if is_stopped || !has_time {
-            idempotency.release_unrun(lock).await;
+            lock.not_run();
+            idempotency.release(lock).await;
             return Ok(if is_stopped { ItemOutcome::NotStarted } else { ItemOutcome::NoTime });
         }
         // Time to release the record within the lease.
