@@ -52,8 +52,8 @@ pub fn purpose_of(operation: &str, request: &Value) -> Option<Purpose> {
     Request::parse(operation, request).update().map(|update| update.purpose)
 }
 
-/// The attributes that only the crate writes.
-const ATTRIBUTES: [&str; 20] = [
+/// The attributes that only the crate writes. A test compares them with `row/names` of the crate.
+pub const ATTRIBUTES: [&str; 26] = [
     "status",
     LEASE_END,
     "expiration",
@@ -65,9 +65,15 @@ const ATTRIBUTES: [&str; 20] = [
     "fence",
     "holder",
     "acquired_at",
+    "held_since",
+    "data",
+    "validation",
+    "error",
     "hold",
+    "hold_deviation",
     "tail",
     "head",
+    "tail_until",
     "reserved_until",
     "reserved_by",
     "permits",

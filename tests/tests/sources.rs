@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use lambda_lock_tests::request::ATTRIBUTES;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The folders of `lock/src`, from the lowest layer up. Files beside them may be of any layer.
@@ -136,6 +137,39 @@ fn a_test_that_no_step_runs_is_found() {
         assert_eq!(found("tests/tests/a/b", &format!("#[ignore{attribute}]")), 1, "{attribute}");
     }
     assert_eq!(found("tests/tests/b", "#[ignore = \"needs Java: .ci/run some\"]"), 1);
+}
+
+/// A list that lacks a name leaves it out of a search, and the page out of an explanation.
+#[test]
+fn a_new_attribute_stands_in_each_list_of_names() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let source = fs::read_to_string(root.join("lock/src/row/names.rs")).unwrap();
+    let fuzz = fs::read_to_string(root.join("tests/tests/fuzz/rows.rs")).unwrap();
+    let page = fs::read_to_string(root.join("lock/docs/trust/protocol.md")).unwrap();
+    let (attributes, permit) = source.split_once("mod permit {").unwrap();
+    let (permit, rest) = permit.split_once("\n}\n").unwrap();
+    // The values of attributes are in capital letters.
+    let is_name = |name: &&str| !name.contains(char::is_uppercase);
+    let attributes = || names(attributes).chain(names(rest)).filter(is_name).filter(|name| *name != "id");
+    assert_eq!(attributes().filter(|name| !name.ends_with(':')).collect::<BTreeSet<_>>(), ATTRIBUTES.into());
+    let quoted = |name: &&str| fuzz.contains(&format!("\"{name}\""));
+    let missing: Vec<_> = names(permit).filter(|name| !quoted(name)).collect();
+    assert_eq!(missing, [""; 0], "the fuzzing sets them in no permit");
+    let is_explained =
+        |name: &&str| page.lines().any(|line| line.starts_with('|') && cell(line).contains(&format!("`{name}`")));
+    let missing: Vec<_> = attributes().chain(names(permit)).filter(|name| !is_explained(name)).collect();
+    assert_eq!(missing, [""; 0], "no table of `trust/protocol` has them");
+}
+
+/// The texts of the constants in a source.
+fn names(source: &str) -> impl Iterator<Item = &str> {
+    let constants = source.lines().filter(|line| line.contains("const ") && line.contains(": &str = \""));
+    constants.map(|line| line.split('"').nth(1).unwrap())
+}
+
+/// The first cell of a table's row.
+fn cell(row: &str) -> &str {
+    row.split('|').nth(1).unwrap_or_default()
 }
 
 #[track_caller]

@@ -1,6 +1,6 @@
 //! The metrics and logs that the functions export.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -40,59 +40,23 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
         let dimensions = dimensions.map(|dimension| (text(&dimension["Name"]), text(&dimension["Value"]))).collect();
         Metric { namespace: text(&alarm["Namespace"]), name: text(&alarm["MetricName"]), dimensions }
     });
+    // Nothing has been lost or taken over so far, and no order failed. These metrics have the dimensions of every counter
+    // without a label.
     let refused = [
         Metric::of("nightly-report", metrics::REFUSED, &[("reason", "held")]),
         Metric::of("order-api", metrics::IN_PROGRESS_REFUSALS, &[]),
     ];
     assert!(refused.iter().all(|metric| exported.contains(metric)), "{exported:?}");
-    // Nothing has been lost or taken over so far, and no order failed. These metrics have the dimensions of every counter
-    // without a label. A deployment holds its lock by a ticket, and fails when it has lost the lock.
-    let [others @ .., deployment] = FUNCTIONS;
-    let lost = others
-        .into_iter()
-        .flat_map(|function| [metrics::LOST, metrics::TAKEN_OVER].map(|name| Metric::of(function, name, &[])))
-        .chain([Metric::of(deployment, metrics::TAKEN_OVER, &[]), Metric::of("order-api", metrics::WORK_FAILED, &[])]);
     let done =
         ["nightly-report", "order-api", "order-totals"].map(|function| Metric::of(function, metrics::RELEASED, &[]));
     assert!(done.iter().all(|metric| exported.contains(metric)), "{exported:?}");
-    let errors = others.map(|function| (function, "Errors"));
-    let failed = Metric {
-        namespace: "AWS/States".to_owned(),
-        name: "ExecutionsFailed".to_owned(),
-        dimensions: [("StateMachineArn".to_owned(), machine())].into(),
-    };
-    let errors = errors
-        .into_iter()
-        .chain([("deployment", "AsyncEventsDropped")])
-        .chain(["DurableExecutionFailed", "DurableExecutionTimedOut"].map(|name| ("durable-deployment", name)))
-        .chain([("order-api", "Url5xxCount"), ("order-totals", "IteratorAge")])
-        .map(|(function, name)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(function, name, &[]) });
-    let mut queues = Vec::new();
-    for (queue, name) in [
-        ("PaymentDeadLetters-", "ApproximateNumberOfMessagesVisible"),
-        ("OrderedPaymentDeadLetters-", "ApproximateNumberOfMessagesVisible"),
-        ("order-totals-dead-letters", "ApproximateNumberOfMessagesVisible"),
-        ("nightly-report-failures", "ApproximateNumberOfMessagesVisible"),
-        ("Payments-", "ApproximateAgeOfOldestMessage"),
-        ("OrderedPayments-", "ApproximateAgeOfOldestMessage"),
-    ] {
-        queues.push(Metric {
-            namespace: "AWS/SQS".to_owned(),
-            name: name.to_owned(),
-            dimensions: [("QueueName".to_owned(), stack.queue_named(queue).await.name().to_owned())].into(),
-        });
+    let mut queues = BTreeMap::new();
+    for (queue, _) in QUEUES {
+        queues.insert(queue, stack.queue_named(queue).await.name().to_owned());
     }
     let api = stack.http_api(STACK).await;
-    let id = api.split('.').next().unwrap().to_owned();
-    let gateway = Metric {
-        namespace: "AWS/ApiGateway".to_owned(),
-        name: "5xx".to_owned(),
-        dimensions: [("ApiId".to_owned(), id)].into(),
-    };
-    assert_eq!(
-        alarms.collect::<BTreeSet<_>>(),
-        refused.into_iter().chain(lost).chain(errors).chain(queues).chain(done).chain([failed, gateway]).collect()
-    );
+    let expected = of_alarms(|queue| queues[queue].clone(), machine(), api.split('.').next().unwrap());
+    assert_eq!(alarms.collect::<BTreeSet<_>>(), expected);
 
     let searches = searches(stack).await;
     let functions = FUNCTIONS.into_iter().chain(["durable-deployment"]);
@@ -103,6 +67,76 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
         let search = format!("{{{schema}}} FunctionName=({functions}) MetricName=\"{name}\"");
         assert!(searches.contains(&search), "{search} is not among {searches:#?}");
     }
+}
+
+/// The queues that have an alarm, by the beginnings of their names, and its metric.
+const QUEUES: [(&str, &str); 6] = [
+    ("PaymentDeadLetters-", "ApproximateNumberOfMessagesVisible"),
+    ("OrderedPaymentDeadLetters-", "ApproximateNumberOfMessagesVisible"),
+    ("order-totals-dead-letters", "ApproximateNumberOfMessagesVisible"),
+    ("nightly-report-failures", "ApproximateNumberOfMessagesVisible"),
+    ("Payments-", "ApproximateAgeOfOldestMessage"),
+    ("OrderedPayments-", "ApproximateAgeOfOldestMessage"),
+];
+
+/// The metrics of all alarms, apart from those on queries.
+fn of_alarms(queue_named: impl Fn(&str) -> String, machine: String, api: &str) -> BTreeSet<Metric> {
+    // A deployment holds its lock by a ticket, and fails when it has lost the lock.
+    let [others @ .., deployment] = FUNCTIONS;
+    let of = |function, names: &[&str]| names.iter().map(|name| Metric::of(function, name, &[])).collect::<Vec<_>>();
+    let mut all: BTreeSet<_> =
+        others.into_iter().flat_map(|function| of(function, &[metrics::LOST, metrics::TAKEN_OVER])).collect();
+    all.extend(of(deployment, &[metrics::TAKEN_OVER]));
+    all.extend(of("order-api", &[metrics::WORK_FAILED, metrics::IN_PROGRESS_REFUSALS]));
+    all.insert(Metric::of("nightly-report", metrics::REFUSED, &[("reason", "held")]));
+    all.extend(["nightly-report", "order-api", "order-totals"].map(|name| Metric::of(name, metrics::RELEASED, &[])));
+    let of_lambda = others.map(|function| (function, "Errors")).into_iter().chain([
+        ("deployment", "AsyncEventsDropped"),
+        ("durable-deployment", "DurableExecutionFailed"),
+        ("durable-deployment", "DurableExecutionTimedOut"),
+        ("order-api", "Url5xxCount"),
+        ("order-totals", "IteratorAge"),
+    ]);
+    all.extend(of_lambda.map(|(name, of)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(name, of, &[]) }));
+    let of_aws = |namespace: &str, name: &str, dimension: &str, value| Metric {
+        namespace: format!("AWS/{namespace}"),
+        name: name.to_owned(),
+        dimensions: [(dimension.to_owned(), value)].into(),
+    };
+    all.extend(QUEUES.map(|(queue, name)| of_aws("SQS", name, "QueueName", queue_named(queue))));
+    all.insert(of_aws("States", "ExecutionsFailed", "StateMachineArn", machine));
+    all.insert(of_aws("ApiGateway", "5xx", "ApiId", api.to_owned()));
+    all
+}
+
+/// So a new alarm is missing here before it is deployed. `.ci/run infrastructure` compares the file with the template.
+#[test]
+fn each_alarm_of_the_template_is_expected_of_a_deployment() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../infrastructure/alarms.json");
+    let alarms: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    // `NightlyReport` is `nightly-report`, as a queue and a function are called.
+    let kebab = |name: &str| {
+        let words = name.trim_end_matches('-').chars().enumerate().flat_map(|(at, letter)| {
+            let dash = (at > 0 && letter.is_uppercase()).then_some('-');
+            dash.into_iter().chain(letter.to_lowercase())
+        });
+        words.collect::<String>()
+    };
+    let alarms = alarms["template"].as_object().unwrap().values().filter(|alarm| alarm["MetricName"].is_string());
+    let metrics = alarms.map(|alarm| {
+        let dimensions = alarm["Dimensions"].as_object().unwrap().iter().map(|(name, value)| {
+            let value = value.as_str().unwrap();
+            let value = match &**name {
+                "FunctionName" => in_stack(&kebab(value)),
+                "QueueName" => kebab(value.strip_suffix(".QueueName").unwrap()),
+                _ => value.to_owned(),
+            };
+            (name.clone(), value)
+        });
+        let text = |name: &str| alarm[name].as_str().unwrap().to_owned();
+        Metric { namespace: text("Namespace"), name: text("MetricName"), dimensions: dimensions.collect() }
+    });
+    assert_eq!(metrics.collect::<BTreeSet<_>>(), of_alarms(kebab, "DeploymentMachine".to_owned(), "OrderHttpApi"));
 }
 
 /// Needs everything that these metrics count.

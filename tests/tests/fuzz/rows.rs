@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock_tests::Row;
+use lambda_lock_tests::request::ATTRIBUTES;
 use lambda_lock_tests::rows::{any_row, any_value, text, to_json};
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -13,50 +14,18 @@ use proptest::sample::{Index, select};
 use crate::templates::templates;
 use crate::{CLOCK_SKEW, KEY, LEASE, SINCE_EPOCH};
 
-/// The names that a row of this crate can have, and some that it cannot. New ones of the crate come before `comment`.
-const NAMES: [&str; 30] = [
-    "status",
-    "in_progress_expiration",
-    "expiration",
-    "owner",
-    "released",
-    "sequence",
-    "withdrawn",
-    "resumed",
-    "fence",
-    "holder",
-    "acquired_at",
-    "held_since",
-    "data",
-    "validation",
-    "error",
-    "hold",
-    "hold_deviation",
-    "tail",
-    "head",
-    "tail_until",
-    "reserved_until",
-    "reserved_by",
-    "permits",
-    "freed_at",
-    // Those of other programs, and of nobody.
-    "comment",
-    "e mail",
-    "permit:",
-    "permit:nobody",
-    "fence:nobody",
-    "permit:#é\n",
-];
+/// Names that the crate gives to no attribute, and the beginnings of those that it gives to many.
+const OTHER_NAMES: [&str; 6] = ["comment", "e mail", "permit:", "permit:nobody", "fence:nobody", "permit:#é\n"];
 
-/// How many of the names are the crate's.
-const OURS: usize = 24;
+/// The names in the map of a permit.
+const PERMIT_NAMES: [&str; 9] = ["no", "by", "since", "end", "sequence", "released", "resumed", "held_since", "nonce"];
 
 /// The attributes that waiters change in the row of another holder.
 pub(crate) const QUEUE: [&str; 5] = ["tail", "head", "tail_until", "reserved_until", "reserved_by"];
 
 /// Returns `true` for a name that this crate gives to attributes.
 pub(crate) fn is_ours(name: &str) -> bool {
-    name == "id" || NAMES[..OURS].contains(&name) || name.starts_with("permit:") || name.starts_with("fence:")
+    name == "id" || ATTRIBUTES.contains(&name) || name.starts_with("permit:") || name.starts_with("fence:")
 }
 
 /// A change of a row.
@@ -77,13 +46,13 @@ pub(crate) enum Change {
 pub(crate) fn any_change() -> impl Strategy<Value = Change> + Clone {
     let now = SINCE_EPOCH.as_secs();
     let value = || prop_oneof![2 => any_value(now).prop_map(Some), 1 => Just(None)];
-    let inner = ["no", "by", "since", "end", "sequence", "released", "resumed", "held_since", "nonce"];
+    let names = [&ATTRIBUTES[..], &OTHER_NAMES].concat();
     let add = prop_oneof![Just(1), Just(-1), Just(1000), -100_000..100_000_i64, any::<i32>().prop_map(i64::from)];
     prop_oneof![
-        4 => (select(&NAMES[..]), value()).prop_map(|(name, value)| Change::Set(name, value)),
+        4 => (select(names), value()).prop_map(|(name, value)| Change::Set(name, value)),
         4 => (any::<Index>(), value()).prop_map(|(index, value)| Change::Has(index, value)),
         2 => (any::<Index>(), add).prop_map(|(index, by)| Change::Add(index, by)),
-        2 => (any::<Index>(), select(inner.to_vec()), value())
+        2 => (any::<Index>(), select(&PERMIT_NAMES[..]), value())
             .prop_map(|(index, name, value)| Change::InPermit(index, name, value)),
     ]
 }
