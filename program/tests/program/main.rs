@@ -4,6 +4,7 @@
 
 mod arguments;
 mod clock;
+mod deployments;
 mod environment;
 mod errors;
 mod function;
