@@ -77,8 +77,8 @@ impl Payments {
     }
 }
 
-/// A redrive gives a message a new id. So the key is the payment's, and the window covers the queue, the dead-letter queue
-/// and the queue again, which keep a message for up to 14 days each.
+/// A redrive gives a message a new id. So the key is the payment's, and the window covers a redrive from the dead-letter queue
+/// of the FIFO queue: the queue, the dead-letter queue and the queue again keep a message for up to 14 days each.
 const WINDOW: Duration = Duration::from_hours(43 * 24);
 /// `maxReceiveCount` of the queue in the template.
 const DELIVERIES: u32 = 5;

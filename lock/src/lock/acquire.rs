@@ -169,7 +169,7 @@ impl Locks {
 /// an idle environment, and background requests with it, except on Managed Instances. [`Locks::flush`] waits for them.
 ///
 /// If the withdrawal does not arrive, and nobody has had the key since, the late request can take it without a holder. The key is
-/// free when that lease ends. [The protocol](crate::docs::trust::protocol#why-a-stale-request-cannot-take-a-key) has all cases.
+/// free when that lease ends. [The protocol](crate::docs::trust::protocol#why-a-stale-request-seldom-takes-a-key) has all cases.
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
     pub(crate) locks: Locks,

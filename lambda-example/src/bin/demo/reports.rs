@@ -1,20 +1,23 @@
 //! The function `nightly-report` under duplicate deliveries, a crash and an overrun. One invocation at a time writes.
 
+use std::future::pending;
 use std::time::{Duration, SystemTime};
 
 use anstream::println;
 use lambda_example::{Failure, Outcome, ReportRequest, Reports, Simulation, nightly_report};
 use lambda_lock::embedded::Host;
-use lambda_lock::{HandlerError, Locks};
+use lambda_lock::{HandlerError, LockLayer, Locks};
 use lambda_runtime::{Error, LambdaEvent};
 use tokio::task::JoinSet;
-use tower::ServiceExt;
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::{Cloud, context};
 use crate::scene::{Scene, expect, note, short, table};
 
 /// The number of deliveries of one event.
 const DELIVERIES: usize = 8;
+/// The lease of the scene with an overrun.
+const LEASE: Duration = Duration::from_secs(1);
 
 pub(crate) const SCENES: &[Scene] = &[
     Scene {
@@ -39,9 +42,11 @@ pub(crate) const SCENES: &[Scene] = &[
     },
     Scene {
         name: "overrun",
-        title: "A holder takes longer than its timeout",
-        world: "The work takes a minute, but the deadline of its invocation is 1 s away.",
-        should: "The work is cancelled at the deadline, and its lock is lost. The next invocation runs at once.",
+        title: "A holder takes longer than its lease",
+        world: "The work does not end. The timeout of the function is 30 s, but its lock has a lease of 1 s.",
+        should: "The work is cancelled when the lease ends, and its lock is lost. The next invocation runs at once. \
+                 Without a lease of its own, the lock would last until Lambda's timeout, which ends the process, so its key \
+                 would be free 1 s later.",
         guide: "reference/times",
         play: |cloud| Box::pin(overrun(cloud)),
     },
@@ -112,11 +117,15 @@ async fn crash(cloud: &Cloud) -> Result<String, Error> {
     Ok(format!("The report was written once, {after:.1} s after the crash."))
 }
 
-/// Runs a handler that does not finish by its deadline.
+/// Runs a handler that does not finish by the end of its lease.
 async fn overrun(cloud: &Cloud) -> Result<String, Error> {
     let prefix = cloud.new_prefix("nightly-report");
-    let late = Invocation::new(cloud, &prefix, 1, Duration::from_secs(1));
-    let late = late.deliver("forecast", Duration::from_mins(1)).await;
+    let without_end = |locks, _| {
+        let work = service_fn(async |_: LambdaEvent<ReportRequest>| pending::<Result<Outcome, Failure>>().await);
+        LockLayer::new(locks).key("forecast").lease(LEASE).layer(work)
+    };
+    let late = Invocation::new(cloud, &prefix, 1, Duration::from_secs(30));
+    let late = late.deliver_to(without_end, "forecast", Duration::ZERO).await;
     let next = Invocation::new(cloud, &prefix, 2, Duration::from_secs(30));
     let answers = [late, next.deliver("forecast", Duration::from_millis(50)).await];
     print(false, &answers);
@@ -126,7 +135,10 @@ async fn overrun(cloud: &Cloud) -> Result<String, Error> {
     expect(lost.is_lost(), format!("the work was cancelled for another reason: {lost}"))?;
     note(&format!("The first one says why: {lost}"));
     expect_one_written(&answers)?;
-    Ok("The first invocation was cancelled at its deadline and wrote nothing, and the second one wrote.".to_owned())
+    let took = answers[0].took;
+    expect(took < LEASE + Duration::from_secs(5), format!("the work was cancelled only after {took:?}"))?;
+    Ok("The first invocation was cancelled at the end of its lease and wrote nothing, and the second one wrote."
+        .to_owned())
 }
 
 /// One delivery of an event to its own environment.
@@ -157,11 +169,24 @@ impl Invocation {
     }
 
     async fn deliver(self, report: &str, gathering: Duration) -> Answer {
+        self.deliver_to(|locks, reports| nightly_report(locks, reports, Simulation::On), report, gathering).await
+    }
+
+    /// Delivers the event to this function.
+    async fn deliver_to<S>(
+        self,
+        function: impl FnOnce(Locks, Reports) -> S,
+        report: &str,
+        gathering: Duration,
+    ) -> Answer
+    where
+        S: Service<LambdaEvent<ReportRequest>, Response = Outcome, Error = HandlerError<Failure>>,
+    {
         let Self { number, request, host, table, data_table, prefix, deadline } = self;
         let started = host.now();
         let outcome = async {
             let locks = Locks::builder(host.client(), table).key_prefix(&prefix).build().map_err(HandlerError::Lock)?;
-            let function = nightly_report(locks, Reports::new(host.client(), data_table, prefix), Simulation::On);
+            let function = function(locks, Reports::new(host.client(), data_table, prefix));
             let input = ReportRequest {
                 report: report.to_owned(),
                 gathering_ms: u64::try_from(gathering.as_millis()).unwrap_or(u64::MAX),

@@ -40,8 +40,8 @@ use crate::lock::Locks;
 /// }
 /// ```
 ///
-/// A message that is done does not run again for the [window](Consumer::window), and only messages that are not done return
-/// to the queue.
+/// A message that is done does not run again for the [window](Consumer::window), also if it comes again. The answer returns
+/// only messages that are not done to the queue, but after a crash the whole batch comes again.
 ///
 /// [`Consumer`] says when a message is done, how long it may take, what is logged, and has the settings. The handler takes
 /// a [`SqsMessage`], or a [`WithRun`](crate::WithRun) around it to get the run as well.
@@ -64,8 +64,7 @@ use crate::lock::Locks;
 /// count: finally all of them may be in the dead-letter queue.
 ///
 /// With a [key from the body](Consumer::new), a message that came back by a redrive from a dead-letter queue is found,
-/// too. The window must then cover the redrive: the queue, the dead-letter queue, and the queue again keep the message for
-/// up to 14 days each.
+/// too. The window must then cover [the redrive](crate::docs::learn::duplicates#sqs).
 pub type SqsConsumer<B, E = lambda_runtime::Error, T = (), H = SqsMessage<B>> = Consumer<SqsSource<B>, H, T, E>;
 
 impl<H, B: DeserializeOwned, T, E> SqsConsumer<B, E, T, H> {

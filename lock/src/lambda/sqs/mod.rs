@@ -1,4 +1,4 @@
-//! `SqsConsumer`: each message of a batch runs once, and only messages that are not done return to the queue.
+//! `SqsConsumer`: a message that is done does not run again, and the answer names the messages that are not done.
 
 mod consumer;
 mod message;

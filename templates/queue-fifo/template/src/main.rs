@@ -66,7 +66,7 @@ fn key(message: &SqsMessage<Body>) -> Option<String> {
 type Orders = SqsConsumer<Body, Failure>;
 
 fn orders(locks: Locks, queues: aws_sdk_sqs::Client, dead_letters: String) -> Orders {
-    let once = Idempotency::new(locks, OnMissingKey::Reject, key).window(Duration::from_hours(43 * 24)); // the queue, its dead letters, and the queue again
+    let once = Idempotency::new(locks, OnMissingKey::Reject, key).window(Duration::from_hours(43 * 24)); // covers a redrive from the dead-letter queue
     // After 30 s, then after a minute, at last after an hour.
     let delays = Backoff::new().base(Duration::from_secs(30)).cap(Duration::from_hours(1)).jitter(Jitter::None);
     SqsConsumer::with_parser(once, parse)

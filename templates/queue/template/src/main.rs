@@ -25,7 +25,7 @@ async fn pay(message: SqsMessage<Payment>) -> Result<(), Error> {
 /// `SqsMessage<serde_json::Value>`.
 fn once(locks: Locks) -> Idempotency<SqsMessage<Payment>, (), Error> {
     Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()))
-        .window(Duration::from_hours(43 * 24)) // the queue, its dead letters, and the queue again
+        .window(Duration::from_hours(43 * 24)) // covers two redrives from the dead-letter queue
         .on_unfinished(OnUnfinished::Reject)
 }
 
