@@ -26,6 +26,8 @@ pub use held::Lock;
 pub use locks::{Locks, LocksBuilder};
 pub use rate::Rate;
 pub use semaphore::Semaphore;
-pub(crate) use telemetry::{count_refusal, log_refusal, record_refusal};
+#[cfg(feature = "lambda")]
+pub(crate) use telemetry::count_refusal;
+pub(crate) use telemetry::{log_refusal, record_refusal};
 pub use ticket::Ticket;
 pub use wait::{Backoff, Jitter, Wait};

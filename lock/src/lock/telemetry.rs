@@ -303,6 +303,7 @@ impl HoldSpan {
     }
 
     /// The work was not run, and comes again. So its release is neither that of done work nor that of failed work.
+    #[cfg(feature = "lambda")]
     pub(super) fn not_run(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
