@@ -40,6 +40,8 @@ pub struct Holder {
     pub(crate) released: Option<u64>,
     /// The number of the acquisition that was asked to run once more.
     pub(crate) asked: Option<u64>,
+    /// The largest number that the acquire which this row refused has sent.
+    pub(crate) refused: Option<u64>,
     /// The numbers up to this one were given up.
     pub(crate) withdrawn: Option<u64>,
     /// The sequence of the owner's last request.
@@ -94,6 +96,7 @@ impl Holder {
             fence: None,
             released: None,
             asked: None,
+            refused: None,
             withdrawn: None,
             sequence: None,
             resumed: None,

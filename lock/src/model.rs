@@ -260,10 +260,11 @@ impl Operation {
         Some(Self::new(What::Free(key.to_owned(), Box::new(seen)), now))
     }
 
-    /// Leaves the work of a refused acquire to the holder in this row.
+    /// Leaves the work of this acquire, which was refused, to the holder in this row.
     #[must_use]
-    pub fn ask(key: &str, row: Item, now: Clocks) -> Option<Self> {
-        let seen = Holder::read(row, now.moment()).ok().filter(Holder::is_current)?;
+    pub fn ask(key: &str, row: Item, refused: &Acquiring, now: Clocks) -> Option<Self> {
+        let mut seen = Holder::read(row, now.moment()).ok().filter(Holder::is_current)?;
+        seen.refused = Some(refused.asking.acquisition().numbers.sent);
         Some(Self::new(What::Ask(key.to_owned(), Box::new(seen)), now))
     }
 

@@ -1,6 +1,7 @@
-//! Histories of coalescing: invocations on hosts with wrong clocks and bad networks share a few keys. One that is refused leaves
-//! its work to the holder, which runs once more. One that crashes or fails is retried, as Lambda does. A seed determines each history,
-//! which runs in paused time. A ledger sees every request as it is applied, and every run as it begins and ends.
+//! Histories of coalescing: invocations on hosts with wrong clocks and bad networks share a few keys. An invocation that is refused,
+//! some of them after a wait, leaves its work to the holder, which runs once more. An invocation that crashes or fails is retried, as
+//! Lambda does, and an operator frees keys. A seed determines each history, which runs in paused time. A ledger sees every request
+//! as it is applied, and every run as it begins and ends.
 
 mod mutations;
 
@@ -10,12 +11,13 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Host};
-use lambda_lock::{Error, ErrorKind, Lock, Locks};
+use lambda_lock::{Backoff, Error, ErrorKind, Holder, Lock, Locks, Wait};
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::guarantee::{AGAIN, READABLE};
 use crate::history::book::{Book, Observe, Observer, Page};
+use crate::history::operator::{Judge, operate};
 use crate::history::stage::{self, Network, Stage, millis};
 use crate::history::{Mutation, Outcome, counts};
 use crate::request::{ASKED, Purpose, Request};
@@ -26,6 +28,8 @@ const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
 const LEASE: Duration = Duration::from_secs(5);
 /// How often an invocation looks for another holder.
 const TRIES: usize = 3;
+/// Mixed into the seed of a source, so that its other draws do not depend on the waits.
+const OWN_SEED: u64 = 0x77_6169_7473;
 
 counts! {
     /// Runs that began.
@@ -62,7 +66,11 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let ledger = Arc::new(Ledger { book: Book::new(stage.engine.clone()) });
     let scene = Arc::new(Scene { stage, ledger });
     let keys = random.usize(1..=2);
-    stage::work(&mut random, |number, random| source(Arc::clone(&scene), number, keys, random)).await;
+    let names = (0..keys).map(|number| format!("key {number}")).collect();
+    tokio::join!(
+        stage::work(&mut random, |number, random| source(Arc::clone(&scene), number, keys, random)),
+        operate(seed, &scene.stage, &scene.ledger, names),
+    );
     stage::settle(LATEST_ARRIVAL).await;
     scene.ledger.check();
     let Page { journal, kept } = scene.ledger.book.take();
@@ -81,13 +89,15 @@ impl Scene {
 /// A source of events: one invocation after another, each until it has succeeded.
 async fn source(scene: Arc<Scene>, number: usize, keys: usize, mut random: Rng) {
     let mut host = scene.host(&mut random);
+    let mut own = Rng::with_seed(random.clone().u64(..) ^ OWN_SEED);
     for event in 0..random.usize(4..=10) {
         sleep(millis(&mut random, 0..=1500)).await;
         let (key, name) = (format!("key {}", random.usize(0..keys)), format!("source {number} event {event}"));
         loop {
             // Some overstay the lease.
             let work = if random.u8(0..7) == 0 { 4500..=9000 } else { 50..=1200 };
-            let invocation = Invocation { scene: &scene, key: &key, name: &name, work: millis(&mut random, work) };
+            let (work, wait) = (millis(&mut random, work), own.bool().then(|| short_wait(&mut own)));
+            let invocation = Invocation { scene: &scene, key: &key, name: &name, work, wait };
             let limit = if random.u8(0..6) == 0 { millis(&mut random, 0..=2500) } else { Duration::from_mins(5) };
             match timeout(limit, invocation.handle(&host.1)).await {
                 Ok(true) => break,
@@ -103,16 +113,28 @@ async fn source(scene: Arc<Scene>, number: usize, keys: usize, mut random: Rng) 
     }
 }
 
+/// A wait that often ends before the key is free, after one attempt or several.
+fn short_wait(own: &mut Rng) -> Wait {
+    let backoff = Backoff::new().base(millis(own, 5..=100)).cap(Duration::from_millis(200));
+    let wait = if own.bool() { Wait::in_turn() } else { Wait::backoff(backoff) };
+    wait.up_to(millis(own, 0..=800)).max_attempts(own.u32(1..=5))
+}
+
 struct Invocation<'a> {
     scene: &'a Scene,
     key: &'a str,
     name: &'a str,
     work: Duration,
+    wait: Option<Wait>,
 }
 
 impl Invocation<'_> {
     async fn acquire(&self, locks: &Locks) -> Result<Lock, Error> {
-        locks.acquire(self.key).lease(LEASE).holder(self.name).await
+        let acquire = locks.acquire(self.key).lease(LEASE).holder(self.name);
+        match self.wait {
+            Some(wait) => acquire.wait(wait).await,
+            None => acquire.await,
+        }
     }
 
     /// Does the work of the event, and once more for each time that others have left theirs, or leaves it to the holder. Returns
@@ -169,7 +191,9 @@ impl Invocation<'_> {
         match released {
             Ok(true) => None,
             Ok(false) => Some(true),
-            Err(error) => Some(error.is_lost()),
+            // An operator may have freed the key of a holder that was asked.
+            Err(error) if error.is_lost() => None,
+            Err(_) => Some(false),
         }
     }
 }
@@ -260,6 +284,19 @@ impl Ledger {
         let lost: Vec<_> = page.left.iter().filter(is_lost).map(|(.., name)| name.clone()).collect();
         for name in lost {
             self.book.broke(&mut page, format!("{AGAIN}: no run has begun after {name} was skipped"));
+        }
+    }
+}
+
+impl Judge for Ledger {
+    fn sees(&self, _key: &str, _seen: &Holder) {}
+
+    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
+        let mut page = self.book.state();
+        self.book.log(&mut page, &format!("an operator frees {key}, held with {:?}: {answer:?}", seen.fence()));
+        if let Err(error) = answer {
+            drop(page);
+            self.failed(error);
         }
     }
 }

@@ -427,9 +427,9 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
 }
 
 impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
-    /// Acquires the lock for this event, or returns the answer or error for an invocation without it. An invocation that is
-    /// answered has left its work to the holder, if it has to.
-    async fn acquire<P: 'static>(&self, event: &LambdaEvent<P>, wait: Option<Wait>) -> Result<Lock, Refused<R>>
+    /// Acquires the lock for this event, or says how an invocation without it ends. An invocation that finds the key held has
+    /// left its work to the holder, if it has to.
+    async fn acquire<P: 'static>(&self, event: &LambdaEvent<P>, mut wait: Option<Wait>) -> Result<Lock, Refused<R>>
     where
         H: HandlerInput<Arc<Lock>, Input = LambdaEvent<P>>,
     {
@@ -439,19 +439,19 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
                 Err(Refused::Held { key, error, answer }) => (key, error, answer),
                 acquired => return acquired,
             };
-            let (Some(_), Some(holder)) = (&self.coalesce, error.holder()) else { return Err(Refused::Answer(answer)) };
-            match self.in_time(&event.context, &key, self.locks.coalesce(key.as_str(), holder)).await {
-                Ok(true) => {
-                    metrics::count_by(metrics::REFUSED, metrics::REASON, "left_to_holder");
-                    return Err(Refused::Answer(answer));
+            if let (Some(_), Some(holder)) = (&self.coalesce, error.holder()) {
+                match self.in_time(&event.context, &key, self.locks.coalesce(key.as_str(), holder)).await {
+                    Ok(true) => metrics::count_by(metrics::REFUSED, metrics::REASON, "left_to_holder"),
+                    Err(unanswered) => return Err(counted(unanswered)),
+                    Ok(false) if tries + 1 == COALESCE_TRIES => return Err(counted(error)),
+                    // The holder has gone since the wait ended.
+                    Ok(false) => {
+                        (tries, wait) = (tries + 1, None);
+                        continue;
+                    }
                 }
-                Err(unanswered) => return Err(counted(unanswered)),
-                // The holder has gone meanwhile.
-                Ok(false) => tries += 1,
             }
-            if tries == COALESCE_TRIES {
-                return Err(counted(error));
-            }
+            return Err(Refused::Held { key, error, answer });
         }
     }
 
@@ -523,7 +523,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
             Ok(lock) => Ok(lock),
             Err(error) if error.is_held() => match &self.on_held {
                 Some(answer) if !is_held_by_attempt(context, &error) => {
-                    Err(Refused::Held { key, answer: answer(&error), error })
+                    Err(Refused::Held { key, error, answer: Arc::clone(answer) })
                 }
                 _ if self.coalesce.is_some() => Err(counted(error)),
                 _ => Err(Refused::Error(error)),
@@ -544,13 +544,12 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
 const COALESCE_TRIES: u32 = 3;
 
 enum Refused<R> {
-    /// The key is held, and this is the answer.
+    /// The key is held, and this closure answers.
     Held {
         key: String,
         error: Error,
-        answer: R,
+        answer: Answer<R>,
     },
-    Answer(R),
     Error(Error),
 }
 
@@ -602,7 +601,7 @@ where
         Box::pin(async move {
             let mut lock = match settings.acquire(&event, settings.wait).await {
                 Ok(lock) => Arc::new(lock),
-                Err(Refused::Answer(answer) | Refused::Held { answer, .. }) => return Ok(answer),
+                Err(Refused::Held { error, answer, .. }) => return Ok(answer(&error)),
                 Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
             };
             loop {
@@ -621,36 +620,39 @@ where
                     if again.is_some() { lock.release_coalescing().await } else { lock.release().await.map(|()| false) }
                 };
                 let held = hold_until(&lock, work, release).await;
-                let (answer, released) = match (answer, held) {
+                let (answer, released) = match (answer.map(|answer| answer.map_err(HandlerError::Handler)), held) {
+                    (Some(answer), Ok(((), released))) => (answer, released),
                     // The error of the handler explains more than that its lock was lost meanwhile.
-                    (Some(Err(error)), _) => return Err(HandlerError::Handler(error)),
-                    (Some(Ok(answer)), Ok(((), released))) => (answer, released),
+                    (Some(failed @ Err(_)), Err(_)) => return failed,
                     (_, lost) => {
                         let lost = lost.err().unwrap_or_else(|| lock.error(Cause::Lost(None)));
                         return Err(HandlerError::Lock(lost));
                     }
                 };
-                let Some((next, coalesce)) = again else { return Ok(answer) };
+                let Some((next, coalesce)) = again else { return answer };
+                // The outcome is that of the last run, and its error explains more than one of the lock.
                 match released {
                     Ok(true) => {}
-                    Ok(false) => return Ok(answer),
+                    Ok(false) => return answer,
                     // Nobody knows, if an operator has freed the key.
                     Err(error) if error.is_lost() => {}
-                    Err(error) => return Err(HandlerError::Lock(error)),
+                    Err(error) => return answer.and(Err(HandlerError::Lock(error))),
                 }
                 if settings.time_left(&next.context) < coalesce.needs {
                     let too_late = lock.error(Cause::RunAgain);
-                    let Some(run) = &settings.on_too_little_time else { return Err(HandlerError::Lock(too_late)) };
+                    let Some(run) = &settings.on_too_little_time else {
+                        return answer.and(Err(HandlerError::Lock(too_late)));
+                    };
                     return match run().await {
-                        Ok(()) => Ok(answer),
-                        Err(source) => Err(HandlerError::Lock(too_late.with_source(source))),
+                        Ok(()) => answer,
+                        Err(source) => answer.and(Err(HandlerError::Lock(too_late.with_source(source)))),
                     };
                 }
                 // Without a wait: an invocation that has taken the key since can run once more as well.
                 lock = match settings.acquire(&next, None).await {
                     Ok(lock) => Arc::new(lock),
-                    Err(Refused::Answer(_) | Refused::Held { .. }) => return Ok(answer),
-                    Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
+                    Err(Refused::Held { .. }) => return answer,
+                    Err(Refused::Error(error)) => return answer.and(Err(HandlerError::Lock(error))),
                 };
                 event = next;
                 poll_fn(|context| inner.poll_ready(context)).await.map_err(HandlerError::Handler)?;

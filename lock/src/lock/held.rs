@@ -21,7 +21,7 @@ use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::limits::time_to_ask;
 use crate::queue::HoldTime;
-use crate::row::{Acquisition, Grant, Hold, Release, Released, Renewed};
+use crate::row::{Acquisition, Grant, Hold, Release, Released, Renewed, Table};
 
 /// A lock that was acquired.
 ///
@@ -737,7 +737,8 @@ impl Holding {
             return Ok(NOTHING_LEFT);
         }
         checked.inspect_err(|error| self.telemetry.release_failed(error))?;
-        let answer = self.send_release(sequence, data.as_ref(), coalesces).instrument(self.span().clone()).await;
+        let table = &self.locks.0.table;
+        let answer = self.send_release(table, sequence, data.as_ref(), coalesces).instrument(self.span().clone()).await;
         match &answer {
             Ok(_) => self.enter(Phase::Released),
             Err(error) if error.is_lost() => self.enter(Phase::Lost),
@@ -747,8 +748,14 @@ impl Holding {
     }
 
     /// Sends the release.
-    async fn send_release(&self, sequence: u64, data: Option<&Data>, coalesces: bool) -> Result<Released, Error> {
-        let (table, now) = (&self.locks.0.table, self.now());
+    async fn send_release(
+        &self,
+        table: &Table,
+        sequence: u64,
+        data: Option<&Data>,
+        coalesces: bool,
+    ) -> Result<Released, Error> {
+        let now = self.now();
         let State { continuation: Continuation { hold_until, .. }, lease, .. } = *self.state();
         let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time, is_before_known: true };
         let number = self.release_number();
@@ -932,7 +939,8 @@ impl Drop for Lock {
         let data = data.filter(|data| hold.acquisition.kind().check_data(data).is_ok());
         let released = Arc::clone(hold);
         in_background(&hold.locks, self.shown_key().to_owned(), hold.span().clone(), async move {
-            released.send_release(sequence, data.as_ref(), false).await.map(drop)
+            let table = released.locks.0.table.in_background();
+            released.send_release(&table, sequence, data.as_ref(), false).await.map(drop)
         });
     }
 }
@@ -947,9 +955,9 @@ pub(super) fn in_background(
     if let Ok(runtime) = Handle::try_current() {
         let pending = BackgroundRequest::start(locks.clone());
         let request = async move {
-            let _until_it_is_answered = pending;
             if let Err(error) = request.await {
                 tracing::debug!(key, ?error, "a background request failed");
+                pending.failed(error);
             }
         };
         runtime.spawn(request.instrument(span));
@@ -963,13 +971,20 @@ pub(super) struct BackgroundRequest(Locks);
 
 impl BackgroundRequest {
     pub(super) fn start(locks: Locks) -> Self {
-        locks.0.in_background.send_modify(|requests| *requests += 1);
+        locks.0.in_background.send_modify(|background| background.requests += 1);
         Self(locks)
+    }
+
+    /// Tells the next flush. A lock that was lost is not held.
+    fn failed(&self, error: Error) {
+        if !error.is_lost() {
+            self.0.0.in_background.send_modify(|background| drop(background.failed.get_or_insert(error)));
+        }
     }
 }
 
 impl Drop for BackgroundRequest {
     fn drop(&mut self) {
-        self.0.0.in_background.send_modify(|requests| *requests -= 1);
+        self.0.0.in_background.send_modify(|background| background.requests -= 1);
     }
 }

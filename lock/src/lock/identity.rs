@@ -30,19 +30,29 @@ impl Locks {
     /// `dynamodb:UpdateItem`. It can be repeated after any error. If locking is [disabled](crate::LocksBuilder::enabled),
     /// nothing is sent.
     pub async fn release_identity(&self, key: impl Into<String>, identity: &str) -> Result<bool, Error> {
-        let key = key.into();
+        Ok(self.release_by_identity(key.into(), identity).await?.is_some())
+    }
+
+    /// The same, and returns `true` if others were skipped meanwhile and [left their work](Self::coalesce) to this identity: start
+    /// the workflow once more. Returns `false` if nobody was, or if the identity does not hold the key.
+    pub async fn release_identity_coalescing(&self, key: impl Into<String>, identity: &str) -> Result<bool, Error> {
+        Ok(self.release_by_identity(key.into(), identity).await? == Some(true))
+    }
+
+    /// Returns whether work was left to the identity, if it held the key.
+    async fn release_by_identity(&self, key: String, identity: &str) -> Result<Option<bool>, Error> {
         self.check_key(&key)?;
         check_identity(identity)?;
         let settings = &self.0;
         if !settings.enabled {
-            return Ok(false);
+            return Ok(None);
         }
         let (table, now) = (&settings.table, settings.clock.now());
         let span = tracing::info_span!("identity", request = "release", key = &*table.place().printable_key(&key));
-        let is_freed = table.release_identity(&key, identity, now).instrument(span).await?;
-        if is_freed {
+        let freed = table.release_identity(&key, identity, now).instrument(span).await?;
+        if freed.is_some() {
             metrics::count(metrics::RELEASED);
         }
-        Ok(is_freed)
+        Ok(freed)
     }
 }

@@ -52,10 +52,18 @@ pub(crate) struct Settings {
     pub(crate) lease: Duration,
     pub(crate) holder: String,
     pub(crate) enabled: bool,
-    /// The number of background requests in progress.
-    pub(crate) in_background: watch::Sender<usize>,
+    pub(crate) in_background: watch::Sender<Background>,
     /// The locks that are held.
     pub(super) held: Register,
+}
+
+/// The background requests.
+#[derive(Debug, Default)]
+pub(crate) struct Background {
+    /// How many are in progress.
+    pub(super) requests: usize,
+    /// The first error since the last flush.
+    pub(super) failed: Option<Error>,
 }
 
 impl Locks {
@@ -78,6 +86,7 @@ impl Locks {
                 clock_skew: Duration::from_secs(1),
                 retention: Duration::from_hours(24),
                 has_strong_regions: false,
+                is_in_background: false,
             },
             lease: Duration::from_secs(30),
             holder: None,
@@ -171,8 +180,11 @@ impl Locks {
     }
 
     /// Waits until all background requests are answered, for at most `limit`: the releases of dropped locks, and the
-    /// withdrawals of acquires that ended without an answer. Call it before Lambda freezes the environment. Fails with an
-    /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable) if some are unanswered when the limit ends; they go on.
+    /// withdrawals of acquires that ended without an answer. Call it before Lambda freezes the environment.
+    ///
+    /// Fails with the first error of a background request since the last flush: that key stays held until its lease ends. A
+    /// lock that was lost is no error. Fails with an error of kind [`Unavailable`](crate::ErrorKind::Unavailable) if requests are
+    /// unanswered when the limit ends; they go on.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -185,14 +197,16 @@ impl Locks {
     /// # }
     /// ```
     ///
-    /// Sends no request. Each background request takes up to 10 s, and a withdrawal usually sends one or two.
+    /// Sends no request. Each background request takes up to 10 s, in which it is repeated if DynamoDB answers with an error
+    /// that a later attempt can mend, and a withdrawal usually sends one or two.
     pub async fn flush(&self, limit: Duration) -> Result<(), Error> {
-        let mut requests = self.0.in_background.subscribe();
+        let mut background = self.0.in_background.subscribe();
         // The receiver fails only if the sender is gone, and `self` has the sender.
-        match timeout(limit, requests.wait_for(|requests| *requests == 0)).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(Error::new(Cause::Unavailable, self.0.table.place(), "")),
-        }
+        let ended = timeout(limit, background.wait_for(|background| background.requests == 0)).await.map(drop);
+        let mut failed = None;
+        self.0.in_background.send_modify(|background| failed = background.failed.take());
+        failed.map_or(Ok(()), Err)?;
+        ended.map_err(|_| Error::new(Cause::Unavailable, self.0.table.place(), ""))
     }
 
     /// Releases all locks and permits that these `Locks` and their clones hold, within `limit`, before the process ends. Also

@@ -224,7 +224,7 @@ impl Drop for Withdrawal {
             let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
             let key = acquisition.name(locks.0.table.place());
             in_background(&self.locks, key, Span::none(), async move {
-                locks.0.table.withdraw(&acquisition, || locks.0.clock.now(), keeps).await
+                locks.0.table.in_background().withdraw(&acquisition, || locks.0.clock.now(), keeps).await
             });
         }
     }

@@ -157,7 +157,7 @@ impl Acquisition {
             } else {
                 // Somebody has it. If its lease has ended: it is left to waiters or reserved, a place was passed, or a record was
                 // left unfinished.
-                held.push((key, row));
+                held.push((key, Holder { refused: Some(self.numbers.sent), ..row }));
             }
         }
         let number_of = |row: &Holder| row.number.unwrap_or_default();

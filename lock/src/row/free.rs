@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::ReturnValue;
+
 use super::expression::{count, text};
 use super::hold::TRIES;
 use super::names::{COMPLETED, DATA, EXPIRATION, HOLDER, STATUS};
@@ -32,7 +34,7 @@ impl Table {
     /// permits one for each 40, and up to three more if some of them were released meanwhile.
     pub(crate) async fn force_release(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
         let permits = match seen.kind {
-            HolderKind::Key => return self.free_key(key, For::Operator(by), seen, now).await,
+            HolderKind::Key => return Ok(self.free_key(key, For::Operator(by), seen, now).await?.is_some()),
             HolderKind::Semaphore => &seen.permits[..],
             HolderKind::Permit => std::slice::from_ref(seen),
             HolderKind::Rate => return self.free_calls(key, seen, now).await,
@@ -41,41 +43,57 @@ impl Table {
         Ok(!permits.is_empty() && self.free_permits(key, permits, seen.withdrawn, None, now).await?.is_some())
     }
 
-    /// Frees the key, or the permit, that this identity has. Returns `false` if it has none. A consistent read, and one more
-    /// request to free it; again if others change the row.
-    pub(crate) async fn release_identity(&self, key: &str, identity: &str, now: Moment) -> Result<bool, Error> {
+    /// Frees the key, or the permit, that this identity has, and returns whether it was asked to run once more. Returns `None` if
+    /// it has none. A consistent read, and one more request to free it; again if others change the row.
+    pub(crate) async fn release_identity(
+        &self,
+        key: &str,
+        identity: &str,
+        now: Moment,
+    ) -> Result<Option<bool>, Error> {
         let start = start_of(identity);
         let is_own = |held: &&Holder| held.has_lease() && held.owner().is_some_and(|owner| owner.starts_with(&start));
         for _ in 0..TRIES {
-            let Some(seen) = self.get(key, now).await? else { return Ok(false) };
+            let Some(seen) = self.get(key, now).await? else { return Ok(None) };
             let all = if seen.kind == HolderKind::Key { std::slice::from_ref(&seen) } else { &seen.permits[..] };
-            let Some(own) = all.iter().find(is_own) else { return Ok(false) };
+            let Some(own) = all.iter().find(is_own) else { return Ok(None) };
             let since = own.held_since.map(Duration::from_millis);
             let hold = since.map(|since| Hold { since, before: seen.queue.hold_time, is_before_known: true });
-            let is_freed = match own.kind {
+            let freed = match own.kind {
                 HolderKind::Key => self.free_key(key, For::Identity(hold), own, now).await?,
-                _ => self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, hold, now).await? == Some(0),
+                _ => {
+                    let later = self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, hold, now).await?;
+                    (later == Some(0)).then_some(false)
+                }
             };
             // A later acquire of the identity may have taken it over.
-            if is_freed {
-                return Ok(true);
+            if freed.is_some() {
+                return Ok(freed);
             }
         }
         Err(Error::new(Cause::Conflict, self.place(), key))
     }
 
-    async fn free_key(&self, key: &str, whom: For<'_>, seen: &Holder, now: Moment) -> Result<bool, Error> {
+    /// Returns whether the holder was asked to run once more, if it is freed.
+    async fn free_key(&self, key: &str, whom: For<'_>, seen: &Holder, now: Moment) -> Result<Option<bool>, Error> {
+        let is_asked = |row: &Holder| seen.number.is_some_and(|number| row.was_asked(number));
         let last = self.number_over(seen, now);
         let update = free(self, key, seen, last, now);
         let update = match whom {
             For::Operator(by) => update.set(HOLDER, text("by", by)),
-            For::Identity(hold) => with_hold(update, hold, now.wall).remove(HOLDER),
+            For::Identity(hold) => {
+                with_hold(update, hold, now.wall).remove(HOLDER).returning(ReturnValue::AllOld)
+            }
         };
-        let Answer::Refused(refused) = self.write(update, None).await? else { return Ok(true) };
-        Ok(refused.into_row(self, now)?.is_some_and(|row| {
+        let refused = match self.write(update, None).await? {
+            Answer::Applied(before) => return Ok(Some(Holder::read(before, now).is_ok_and(|row| is_asked(&row)))),
+            Answer::Refused(refused) => refused,
+        };
+        Ok(refused.into_row(self, now)?.and_then(|row| {
             let by_holder = !row.completed && row.owner.is_some() && row.owner == seen.owner && row.is_released();
-            // An earlier attempt of this request was applied; its answer was lost.
-            by_holder || row.released == Some(last)
+            // An earlier attempt of this request was applied; its answer was lost. Then the mark is still there.
+            let by_this = row.released == Some(last);
+            (by_holder || by_this).then(|| by_this && is_asked(&row))
         }))
     }
 

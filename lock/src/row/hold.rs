@@ -8,7 +8,7 @@ use super::names::{MAX_FENCE, MAX_SEQUENCE};
 use super::place::{Hold, Release, ask, number_of_release};
 use super::table::Table;
 use super::write::{Answer, Write};
-use crate::clock::{Lease, Moment, micros};
+use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, HolderKind};
 
@@ -359,20 +359,19 @@ impl Table {
     /// One request, or two if others have asked at the same time.
     ///
     /// The client that asks has been refused and does not come back. If an attempt of that client arrives once more, it could take
-    /// the free key, and nobody would run. So this request gives up all attempts that the client has sent up to now.
+    /// the free key, and nobody would run. So this request gives up all attempts of the acquire that was refused, as a withdrawal
+    /// does. It has no more to give up if the row had a larger number already.
     pub(crate) async fn ask(&self, key: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
         let (Some(owner), Some(number)) = (seen.owner.as_deref(), seen.number) else { return Ok(false) };
         if seen.kind != HolderKind::Key || seen.is_released() {
             return Ok(false);
         }
-        // Its numbers come from its clock, which may have been ahead of this reading, and from what it has seen in the row.
-        let clock = micros(now.wall).max((seen.now + 1).saturating_mul(1000));
-        let last = clock.max(seen.withdrawn.max(Some(number)).unwrap_or_default() + 1).min(MAX_FENCE);
-        let Answer::Refused(refused) = self.write(ask(key, owner, number, Some(last), now), None).await? else {
+        let last = seen.refused.filter(|last| Some(*last) > seen.withdrawn.max(Some(number)));
+        let Answer::Refused(refused) = self.write(ask(key, owner, number, last, now), None).await? else {
             return Ok(true);
         };
         // Another client has given up later attempts.
-        if refused.into_row(self, now)?.is_none_or(|row| row.withdrawn < Some(last)) {
+        if last.is_none() || refused.into_row(self, now)?.is_none_or(|row| row.withdrawn < last) {
             return Ok(false);
         }
         Ok(matches!(self.write(ask(key, owner, number, None, now), None).await?, Answer::Applied(_)))

@@ -21,8 +21,8 @@ const FIRST_DELAY: Duration = Duration::from_millis(20);
 const LONGEST_DELAY: Duration = Duration::from_millis(500);
 
 impl Table {
-    /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another request on the row prevents it, for
-    /// up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
+    /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another request on the row prevents it, and in
+    /// the background also after a failure of DynamoDB, for up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
     ///
     /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
     /// repeats no conflict with a transaction and no transaction that was cancelled because of throttling, and here no
@@ -47,7 +47,7 @@ impl Table {
                     answer => answer,
                 };
                 let is_throttled = match answer {
-                    Err(error) if error.is_prevented() => last.insert(error).kind() == ErrorKind::Throttled,
+                    Err(error) if error.is_prevented() || self.is_in_background && error.is_retryable() => last.insert(error).kind() == ErrorKind::Throttled,
                     answer => return answer,
                 };
                 if is_throttled {

@@ -37,6 +37,8 @@ pub(crate) struct Table {
     pub(crate) retention: Duration,
     /// It is a global table with multi-Region strong consistency, which has neither transactions nor TTL.
     pub(crate) has_strong_regions: bool,
+    /// Nobody waits for the answers, so a request that failed at DynamoDB is repeated as one that was prevented.
+    pub(crate) is_in_background: bool,
 }
 
 /// Omits the clients, which print their whole configuration.
@@ -53,6 +55,7 @@ impl fmt::Debug for Table {
             clock_skew,
             retention,
             has_strong_regions,
+            is_in_background: _,
         } = self;
         f.debug_struct("Table")
             .field("name", name)
@@ -68,6 +71,11 @@ impl fmt::Debug for Table {
 }
 
 impl Table {
+    /// Returns the same table for requests whose answers nobody waits for.
+    pub(crate) fn in_background(&self) -> Self {
+        Self { is_in_background: true, ..self.clone() }
+    }
+
     pub(super) fn key(&self, key: &str) -> Item {
         let mut item = Item::from([(self.key_attribute().clone(), AttributeValue::S(self.place().row_key(key)))]);
         if let Some((name, value)) = self.fixed_attribute() {

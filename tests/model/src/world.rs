@@ -341,7 +341,7 @@ impl World {
                     state.check_begun();
                 }
                 let row = state.table.row(KEYS[1]).map(to_item);
-                match row.and_then(|row| Operation::ask(KEYS[1], row, state.now(index))) {
+                match row.and_then(|row| Operation::ask(KEYS[1], row, &acquiring, state.now(index))) {
                     Some(ask) => return self.operate(state, index, ask, None),
                     None => Phase::Left,
                 }
