@@ -33,8 +33,10 @@ commands for the key need the option, because a key is either a lock or a semaph
 with code 78.
 
 With --coalesce, a command that finds the key held leaves its work to the holder, whose command runs once more when it \
-has ended, however many were skipped. So a change that comes in during a run is not lost. The exit code of the skipped command is \
-75. If the holder's command fails, nothing runs again: its own retry does the work that was left.
+has ended, with whatever code, and however many were skipped. So a change that comes in during a run is not lost. The skipped \
+command ends with code 0 and standard error says so. The holder ends with the code of its last run. If the holder is told to \
+end, its command does not run once more: standard error says so, and the code is that of the signal. After a lost lock (76) \
+and a crash, run the command again, because others may have been skipped. With --wait, a command is skipped only after the wait.
 
 With --min-hold the key stays held for that long after the acquisition, if the command ends with code 0. After \
 any other end, and if the command cannot be run, the key is free at once, so that another attempt can follow.

@@ -31,22 +31,26 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
     let Connection { locks, table, .. } = connect::connect(options, holder).await?;
     let mut signals = Signals::passed_on().map_err(Failure::of_the_system)?;
     let under = Under { locks: &locks, table: &table, lease, run: &run };
-    let (mut has_run, mut tries) = (false, 0);
+    // The code of the last run.
+    let (mut last, mut tries) = (None, 0);
     let outcome = loop {
-        match under.once(&mut signals, run.wait.filter(|_| !has_run)).await {
+        match under.once(&mut signals, run.wait.filter(|_| last.is_none() && tries == 0)).await {
             Ok(Next::Ended(code)) => break Ok(code),
-            Ok(Next::RunsAgain) => {
+            Ok(Next::RunsAgain(code)) => {
                 if let Some(signal) = signals.ends() {
                     let why = "the command was told to end, and does not run once more for others that were skipped";
-                    say(format_args!("key `{}`: {why}", run.key));
+                    say(format_args!("key `{}`: {why}: run it again", run.key));
                     break Ok(killed_by(signal.as_raw()));
                 }
-                has_run = true;
-                say(format_args!("key `{}`: the command runs once more, for others that were skipped", run.key));
+                last = Some(code);
+                let why = "the command runs once more, for others that were skipped";
+                say(format_args!("key `{}`: the command ended with code {code}; {why}", run.key));
             }
             Ok(Next::Refused(error)) => match under.leave(error, &mut tries).await {
-                Ok(Some(_)) if has_run => break Ok(0),
-                Ok(Some(left)) => break Err(Failure::new(HELD, left)),
+                Ok(Some(left)) => {
+                    say(left);
+                    break Ok(last.unwrap_or(0));
+                }
                 Ok(None) => {}
                 Err(failure) => break Err(failure),
             },
@@ -64,8 +68,8 @@ const COALESCE_TRIES: u32 = 3;
 /// What follows an acquire.
 enum Next {
     Ended(u8),
-    /// The command has succeeded, and others were skipped meanwhile.
-    RunsAgain,
+    /// The command has ended with this code, and others were skipped meanwhile.
+    RunsAgain(u8),
     Refused(Error),
 }
 
@@ -130,7 +134,7 @@ impl Under<'_> {
         if !self.locks.coalesce(&self.run.key, holder).await? {
             return Ok(None);
         }
-        Ok(Some(format!("{}; its command runs once more", sentence(&error))))
+        Ok(Some(format!("{}; the command is left to that holder, whose own runs once more", sentence(&error))))
     }
 }
 
@@ -146,7 +150,8 @@ async fn conclude(
         // The command has to run again.
         lock.clear_min_hold();
     }
-    let released = if coalesces { lock.release_coalescing().await } else { lock.release().await.map(|()| false) };
+    // Others may leave their work to any holder, also to one that does not coalesce.
+    let released = lock.release_coalescing().await;
     let key = lock.key();
     let lease = humantime::format_duration(lease);
     let lost = |message: String| Err(Failure::new(LOST, message));
@@ -181,14 +186,22 @@ async fn conclude(
             loss(&error),
             describe(status)
         )),
-        (Ok(status), Ok(true)) if status.success() => Ok(Next::RunsAgain),
+        (Ok(status), Ok(true)) if coalesces => Ok(Next::RunsAgain(code(status))),
         (ended, released) => {
-            if let Err(error) = released {
-                let why = sentence(&error);
-                say(format_args!("the release failed; the key stays held until its lease ends: {why}"));
-                // Others may have been skipped.
-                if coalesces && ended.as_ref().is_ok_and(ExitStatus::success) {
-                    return Err(error.into());
+            match released {
+                Ok(false) => {}
+                Ok(true) => {
+                    let why = "others were skipped and left their work to this command, which does not run once more";
+                    let with = if coalesces { "" } else { ", with --coalesce" };
+                    say(format_args!("key `{key}`: {why}: run it again{with}"));
+                }
+                Err(error) => {
+                    let why = sentence(&error);
+                    say(format_args!("the release failed; the key stays held until its lease ends: {why}"));
+                    // Others may have been skipped.
+                    if coalesces && ended.as_ref().is_ok_and(ExitStatus::success) {
+                        return Err(error.into());
+                    }
                 }
             }
             ended.map(code).map(Next::Ended)

@@ -99,6 +99,12 @@ use crate::text::printable;
 ///
 /// # What `lambda_runtime` logs
 ///
+/// `lambda_runtime` logs each invocation that fails as an error of the target `lambda_runtime::layers::panic`. So it logs each
+/// `LockHeld`, too, although nothing has failed and the caller comes again. If the holder does the work of such an invocation,
+/// answer it with [`on_held`](Self::on_held). Otherwise leave that target out, as in
+/// `RUST_LOG=info,lambda_runtime::layers::panic=off`, and log what fails in your handler yourself. This crate logs the refusal at
+/// level `info`.
+///
 /// If an event does not deserialise into the handler's payload type, `lambda_runtime` calls no layer and logs an error that
 /// shows the offending value. If that value may be secret, take a `LambdaEvent<serde_json::Value>` and read the payload in
 /// the handler: every event is a `Value`, and the error is your own. Alternatively, suppress the line with a filter
@@ -332,6 +338,9 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// The caller takes an answer for success and does not retry. This is right if the holder does the caller's work, as
     /// two deliveries of one schedule do. If each event has work of its own, leave this out: the invocation then fails with
     /// `LockHeld`, and its service retries it. Around a consumer, an answer that names no item deletes items that nobody did.
+    /// `lambda_runtime` logs each `LockHeld` as an error: [how to stop that](Self#what-lambda_runtime-logs).
+    ///
+    /// The closure is called for each invocation that it answers, and for no other one, so it may count or log them.
     ///
     /// If the holder crashes, its key stays held until its lease ends, and its own retry must not be answered "skipped".
     /// Lambda retries an asynchronous invocation with the same request id, up to two times. The layer recognises it by that
@@ -366,15 +375,21 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// acquisition with a larger [fence](Lock::fence), and handles the event of the invocation that runs it, not those that were
     /// skipped: let the handler read what has changed.
     ///
-    /// `needs` is the time that a run needs. If less is left until the deadline, the invocation fails with `LockRunAgain` instead,
-    /// after it has released the key, so that its service retries it: Lambda does so for an asynchronous invocation, twice. The same
-    /// holds if the handler fails, or if DynamoDB does not answer whether work was left. If changes come all the time, each retry can
-    /// end in the same way: [send an event](Self::on_too_little_time) instead, or give the function a failure destination.
+    /// The further run follows whatever the first one ended with: the event that was skipped may be the one that mends a failure.
+    /// The invocation ends as its last run does.
     ///
-    /// So after each invocation that was skipped, a run begins, unless the holder crashes or fails and nobody retries it. If an answer
-    /// of DynamoDB is lost, or if another invocation gets the key between the two runs, one run more than needed may follow. All
-    /// functions that share the key need this setting, and a handler that gets the [lock](crate::WithLock) leaves the release to
-    /// this layer.
+    /// `needs` is the time that a run needs. If less is left until the deadline, the invocation fails instead, after it has
+    /// released the key, so that its service retries it: with the error of a handler that failed, or with `LockRunAgain`. Lambda
+    /// retries an asynchronous invocation, twice. The same holds if DynamoDB does not answer whether work was left. If changes come
+    /// all the time, or nobody retries, [send an event](Self::on_too_little_time) instead, or give the function a failure destination.
+    ///
+    /// So after each invocation that was skipped, a run begins, unless the holder crashes, panics or loses its lock and nobody
+    /// retries it: [all cases](crate::docs::recipes::rebuild#who-does-the-skipped-work). If an answer of DynamoDB is lost, or if
+    /// another invocation gets the key between the two runs, one run more than needed may follow. All functions that share the key
+    /// need this setting, and a handler that gets the [lock](crate::WithLock) leaves the release to this layer.
+    ///
+    /// With a [wait](Self::wait), an invocation leaves its work to the holder that has the key when the wait ends. If that holder has
+    /// gone since, the invocation asks again at once, up to two times, and does not wait again.
     ///
     /// No request more if nobody was skipped; one for each invocation that is skipped, and two for the further run.
     ///
@@ -391,7 +406,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
 
     /// Calls this after the key was released, instead of failing the invocation with `LockRunAgain`, if there is too little time to
     /// [run once more](Self::coalesce). Use it if nobody retries the invocation: let it send the event that begins another one. If
-    /// it fails, the invocation fails with `LockRunAgain` and this source.
+    /// it fails, the invocation fails with `LockRunAgain` and this source. After a handler that failed, it is called as well, and the
+    /// invocation fails with the error of the handler.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -138,9 +138,13 @@ impl Locks {
     /// [`LockLayer::coalesce`](crate::LockLayer::coalesce) does all this for a handler, and
     /// [`release_coalescing`](Lock::release_coalescing) has the whole loop.
     ///
-    /// All holders of the key must release it so: a plain release, the release of [several keys](Self::acquire_all) and the
-    /// completion of a record do not look, and the work that was left would be lost. If the holder crashes, or an operator frees
-    /// its key, its retry has to run the work.
+    /// All holders of the key must release it so, and run once more whatever their run ended with. A plain release, the release of
+    /// [several keys](Self::acquire_all) and the completion of a record do not look, and the work that was left would be lost. If
+    /// the holder crashes, or an operator frees its key, its retry has to run the work: [all
+    /// cases](crate::docs::recipes::rebuild#who-does-the-skipped-work).
+    ///
+    /// Take the holder from the refusal. It knows which attempts this acquire has sent, and the request gives them up, so that
+    /// none of them takes the key later for nobody. A holder that [`get`](Self::get) has read knows of none.
     ///
     /// Returns `false`, too, for a permit, for a record of another library, and for a key that only a
     /// [minimum hold](crate::Acquire::min_hold) keeps: they have nobody who would run once more.
@@ -978,7 +982,9 @@ impl BackgroundRequest {
     /// Tells the next flush. A lock that was lost is not held.
     fn failed(&self, error: Error) {
         if !error.is_lost() {
-            self.0.0.in_background.send_modify(|background| drop(background.failed.get_or_insert(error)));
+            self.0.0.in_background.send_modify(|background| {
+                background.failed.get_or_insert(error);
+            });
         }
     }
 }

@@ -23,7 +23,8 @@ impl Locks {
     ///
     /// It is for the end of a workflow that knows its identity and not its [`Ticket`](crate::Ticket): a step after an error,
     /// or a function that learns that an execution was stopped. The holder finds its lock lost. Make sure that it has ended.
-    /// The key is free at once, whatever its [minimum hold](crate::Acquire::min_hold). Of several keys, it frees one.
+    /// The key is free at once, whatever its [minimum hold](crate::Acquire::min_hold). Of several keys, it frees one. If others
+    /// leave their work to the identity, use [`release_identity_coalescing`](Self::release_identity_coalescing).
     ///
     /// One consistent `GetItem`, and one `UpdateItem` if the identity holds the key; up to three of each while others change
     /// the row. IAM actions `dynamodb:GetItem` and

@@ -45,12 +45,7 @@ impl Table {
 
     /// Frees the key, or the permit, that this identity has, and returns whether it was asked to run once more. Returns `None` if
     /// it has none. A consistent read, and one more request to free it; again if others change the row.
-    pub(crate) async fn release_identity(
-        &self,
-        key: &str,
-        identity: &str,
-        now: Moment,
-    ) -> Result<Option<bool>, Error> {
+    pub(crate) async fn release_identity(&self, key: &str, identity: &str, now: Moment) -> Result<Option<bool>, Error> {
         let start = start_of(identity);
         let is_own = |held: &&Holder| held.has_lease() && held.owner().is_some_and(|owner| owner.starts_with(&start));
         for _ in 0..TRIES {
@@ -81,9 +76,7 @@ impl Table {
         let update = free(self, key, seen, last, now);
         let update = match whom {
             For::Operator(by) => update.set(HOLDER, text("by", by)),
-            For::Identity(hold) => {
-                with_hold(update, hold, now.wall).remove(HOLDER).returning(ReturnValue::AllOld)
-            }
+            For::Identity(hold) => with_hold(update, hold, now.wall).remove(HOLDER).returning(ReturnValue::AllOld),
         };
         let refused = match self.write(update, None).await? {
             Answer::Applied(before) => return Ok(Some(Holder::read(before, now).is_ok_and(|row| is_asked(&row)))),

@@ -4,7 +4,7 @@ use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::expression::{Attribute as _, Condition, any};
 use super::kind::Acquisition;
-use super::names::{MAX_FENCE, MAX_SEQUENCE};
+use super::names::MAX_SEQUENCE;
 use super::place::{Hold, Release, ask, number_of_release};
 use super::table::Table;
 use super::write::{Answer, Write};

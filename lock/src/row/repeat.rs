@@ -47,7 +47,9 @@ impl Table {
                     answer => answer,
                 };
                 let is_throttled = match answer {
-                    Err(error) if error.is_prevented() || self.is_in_background && error.is_retryable() => last.insert(error).kind() == ErrorKind::Throttled,
+                    Err(error) if error.is_prevented() || self.is_in_background && error.is_retryable() => {
+                        last.insert(error).kind() == ErrorKind::Throttled
+                    }
                     answer => return answer,
                 };
                 if is_throttled {

@@ -191,22 +191,30 @@ fn at_most_n_commands_run_at_a_time() {
 /// A command with `--coalesce` that begins with this, notes each of its runs, and ends with this code when the file `end` is there.
 /// Returns when it runs.
 fn coalescing(place: &Place, begin_with: &str, code: u8) -> Process {
+    coalescing_with(place, begin_with, &format!("exit {code}"))
+}
+
+fn coalescing_with(place: &Place, begin_with: &str, end_with: &str) -> Process {
     let (begun, end, runs) = (place.file("begun"), place.file("end"), place.file("runs"));
     let wait = format!("touch {begun}; while ! test -e {end}; do sleep 0.05; done");
-    let script = format!("{begin_with}; echo run >> {runs}; {wait}; exit {code}");
+    let script = format!("{begin_with}; echo run >> {runs}; {wait}; {end_with}");
     let holder = Process::start(place.shell("index", &["--coalesce"], &script));
+    until_begun(place);
+    holder
+}
+
+fn until_begun(place: &Place) {
     let started = Instant::now();
-    while !fs::exists(&begun).unwrap() {
+    while !fs::exists(place.file("begun")).unwrap() {
         assert!(started.elapsed() < PATIENCE);
         std::thread::sleep(Duration::from_millis(20));
     }
-    holder
 }
 
 /// A command that is skipped, because the other one runs once more.
 fn skipped(place: &Place) {
-    let skipped = place.run(["run", "--key", "index", "--coalesce", "--", "true"]).expect_code(75);
-    skipped.expect_sentence(&["`index`", "its command runs once more"]);
+    let skipped = place.run(["run", "--key", "index", "--coalesce", "--", "false"]).expect_code(0);
+    skipped.expect_sentence(&["`index`", "the command is left to that holder, whose own runs once more"]);
 }
 
 /// While the first one runs, others are skipped, and it runs once more.
@@ -223,23 +231,59 @@ fn skipped_commands_are_followed_by_one_more_run() {
     assert_eq!(place.json("index")["state"], "free");
 }
 
+/// The commit that mends a failing deployment is the one that is skipped. The code is that of the last run.
 #[test]
-fn a_command_that_fails_runs_no_second_time() {
-    let place = Place::new();
-    let holder = coalescing(&place, "true", 3);
-    skipped(&place);
-    fs::write(place.file("end"), "").unwrap();
-    holder.outcome().expect_code(3);
-    assert_eq!(fs::read_to_string(place.file("runs")).unwrap(), "run\n");
+fn a_command_that_fails_runs_once_more_for_skipped_commands() {
+    for (first, last) in [(3, 0), (3, 4), (0, 4)] {
+        let place = Place::new();
+        let code_of_run =
+            format!("[ \"$(wc -l < {})\" -gt 1 ] && exit_with={last} || exit_with={first}", place.file("runs"));
+        let holder = coalescing_with(&place, "true", &format!("{code_of_run}; exit $exit_with"));
+        skipped(&place);
+        fs::write(place.file("end"), "").unwrap();
+        let outcome = holder.outcome().expect_code(last);
+        assert!(
+            outcome.stderr.contains(&format!("ended with code {first}; the command runs once more")),
+            "{outcome:?}"
+        );
+        assert_eq!(fs::read_to_string(place.file("runs")).unwrap(), "run\nrun\n");
+    }
+}
+
+/// Whatever the command makes of SIGTERM, its caller learns that skipped work is left.
+#[test]
+fn a_command_that_was_told_to_end_runs_no_second_time() {
+    for begin_with in ["trap 'exit 0' TERM", "trap 'exit 5' TERM", "true"] {
+        let place = Place::new();
+        let holder = coalescing(&place, begin_with, 0);
+        skipped(&place);
+        holder.signal(Signal::TERM);
+        let outcome = holder.outcome().expect_code(128 + 15);
+        let why = "was told to end, and does not run once more for others that were skipped: run it again";
+        assert!(outcome.stderr.contains(why), "{outcome:?}");
+        assert_eq!(fs::read_to_string(place.file("runs")).unwrap(), "run\n");
+    }
 }
 
 #[test]
-fn a_command_that_was_told_to_end_runs_no_second_time() {
+fn a_holder_without_coalesce_says_that_work_was_left_to_it() {
     let place = Place::new();
-    let holder = coalescing(&place, "trap 'exit 0' TERM", 0);
+    let (begun, end) = (place.file("begun"), place.file("end"));
+    let script = format!("touch {begun}; while ! test -e {end}; do sleep 0.05; done; exit 3");
+    let holder = Process::start(place.shell("index", &[], &script));
+    until_begun(&place);
     skipped(&place);
-    holder.signal(Signal::TERM);
-    let outcome = holder.outcome().expect_code(128 + 15);
-    assert!(outcome.stderr.contains("was told to end, and does not run once more"), "{outcome:?}");
-    assert_eq!(fs::read_to_string(place.file("runs")).unwrap(), "run\n");
+    fs::write(end, "").unwrap();
+    let outcome = holder.outcome().expect_code(3);
+    let why = "left their work to this command, which does not run once more: run it again, with --coalesce";
+    assert!(outcome.stderr.contains(why), "{outcome:?}");
+}
+
+/// A minimum hold has nobody who would run once more.
+#[test]
+fn a_command_that_nobody_runs_for_has_code_75() {
+    let place = Place::new();
+    place.run(["run", "--key", "index", "--min-hold", "1h", "--", "true"]).expect_code(0);
+    let refused = place.run(["run", "--key", "index", "--coalesce", "--", "true"]).expect_code(75);
+    assert!(!refused.stderr.contains("is left to"), "{refused:?}");
 }

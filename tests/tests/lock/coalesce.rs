@@ -40,10 +40,15 @@ async fn work_is_left_after_other_clients_gave_up_any_number() {
     tokio::time::pause();
     let locks = world.default_locks();
     let first = locks.acquire(KEY).await.unwrap();
-    let seen = holder(&locks).await;
+    let mut refused = Vec::new();
     for ahead in [0, 0, 900, 0] {
         let host = world.host().clock_ahead(Duration::from_millis(ahead)).build();
-        assert!(world.locks(&host).build().unwrap().coalesce(KEY, &seen).await.unwrap());
+        let other = world.locks(&host).build().unwrap();
+        let refusal = other.acquire(KEY).await.unwrap_err();
+        refused.push((other, refusal));
+    }
+    for (other, refusal) in refused {
+        assert!(other.coalesce(KEY, refusal.holder().unwrap()).await.unwrap());
     }
     assert!(first.release_coalescing().await.unwrap());
 }
@@ -158,6 +163,34 @@ async fn the_release_of_a_ticket_says_whether_work_was_left_to_it() {
         // A workflow repeats a step.
         assert_eq!(locks.release_ticket_coalescing(&ticket).await.unwrap(), is_left);
     }
+}
+
+#[tokio::test]
+async fn the_release_of_an_identity_says_whether_work_was_left_to_it() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    for lost in [0, 1] {
+        for is_left in [true, false] {
+            locks.acquire(KEY).identity("an execution").await.unwrap().keep();
+            if is_left {
+                assert!(leave(&locks).await.unwrap());
+            }
+            let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=lost)).build();
+            let other = world.locks_with_quick_retries(&host).build().unwrap();
+            assert_eq!(other.release_identity_coalescing(KEY, "an execution").await.unwrap(), is_left);
+            assert!(!other.release_identity_coalescing(KEY, "an execution").await.unwrap(), "it holds nothing");
+        }
+    }
+}
+
+/// Only a refusal knows which attempts to give up.
+#[tokio::test]
+async fn a_holder_that_was_read_can_be_left_work() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire(KEY).await.unwrap();
+    assert!(locks.coalesce(KEY, &holder(&locks).await).await.unwrap());
+    assert!(lock.release_coalescing().await.unwrap());
 }
 
 #[tokio::test]

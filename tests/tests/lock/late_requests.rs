@@ -208,7 +208,7 @@ async fn a_withdrawal_whose_row_changes_each_time_ends_after_three_requests() {
     let host = world.host().intercept(Late::updates(1..=1)).intercept(Refuse::writes_from(3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap().is_none());
-    locks.flush(Duration::from_mins(1)).await.unwrap();
+    assert_eq!(locks.flush(Duration::from_mins(1)).await.unwrap_err().kind(), ErrorKind::Conflict);
     assert_eq!(host.requests(), 2 + 2 * 3);
     holder.release().await.unwrap();
 }

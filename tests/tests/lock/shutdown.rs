@@ -1,12 +1,13 @@
 //! The release of all locks before the process ends.
 
 use std::future::pending;
+use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lambda_lock::{ErrorKind, Lock, Locks};
-use lambda_lock_tests::World;
+use lambda_lock_tests::{Late, World};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -150,6 +151,33 @@ async fn flush_ends_with_its_limit() {
     drop(lock);
     let flushed = timeout(ms(501), locks.flush(ms(500))).await.expect("the limit ends it");
     assert!(flushed.is_err());
+}
+
+/// Drops a lock whose releases, counted from 1, are answered with server errors.
+async fn dropped(world: &World, failing: RangeInclusive<u32>) -> Locks {
+    tokio::time::pause();
+    let host = world.host().intercept(Late::updates(failing.start() + 1..=failing.end().saturating_add(1))).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    drop(locks.acquire("job").await.unwrap());
+    locks
+}
+
+/// The SDK gives up after three attempts.
+#[tokio::test]
+async fn a_release_in_the_background_is_repeated_until_dynamodb_answers() {
+    let world = World::in_virtual_time().await;
+    let locks = dropped(&world, 1..=10).await;
+    locks.flush(LIMIT).await.unwrap();
+    assert!(is_free(&world, "job").await);
+}
+
+#[tokio::test]
+async fn flush_names_the_release_that_failed_once() {
+    let world = World::in_virtual_time().await;
+    let locks = dropped(&world, 1..=u32::MAX).await;
+    let error = locks.flush(LIMIT).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Unavailable && error.key() == "job", "{error:?}");
+    locks.flush(LIMIT).await.unwrap();
 }
 
 #[tokio::test]

@@ -10,11 +10,13 @@ use lambda_runtime::{Error, LambdaEvent};
 use tokio::sync::Notify;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::{FUNCTION, environment, invocation, invocation_with, is_free, with_request_id};
+use crate::{FUNCTION, environment, invocation, invocation_with, is_free, quick_backoff, with_request_id};
 
 type Event = LambdaEvent<u32>;
 
 const NEEDS: Duration = Duration::from_secs(5);
+/// The payload with which the first run of a handler fails. With 0, each run fails.
+const FAILS_ONCE: u32 = 100;
 
 fn layer(locks: Locks) -> LockLayer<Event, String> {
     LockLayer::new(locks).on_held(|_| "skipped".to_owned()).coalesce(NEEDS)
@@ -30,11 +32,15 @@ struct Runs {
 
 impl Runs {
     async fn run(self, event: Event) -> Result<String, Error> {
-        if self.count.count() == 1 {
+        let is_first = self.count.count() == 1;
+        if is_first {
             self.begun.notify_one();
             self.end.notified().await;
         }
-        if event.payload == 0 { Err("the event is wrong".into()) } else { Ok(format!("ran {}", event.payload)) }
+        if event.payload == 0 || (event.payload == FAILS_ONCE && is_first) {
+            return Err("the event is wrong".into());
+        }
+        Ok(format!("ran {}", event.payload))
     }
 
     fn handler(&self) -> impl Service<Event, Response = String, Error = Error, Future: Send> + Clone + Send + 'static {
@@ -127,12 +133,72 @@ async fn with_too_little_time_the_run_can_be_sent_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_handler_that_fails_runs_no_second_time() {
+async fn a_handler_that_fails_runs_once_more_for_skipped_invocations() {
+    let (world, host, locks) = environment().await;
+    for (payload, expected) in [(0, Err(())), (FAILS_ONCE, Ok("ran 100".to_owned()))] {
+        let runs = Runs::default();
+        let answer = runs.invoked(twice(layer(locks.clone())), invocation(&host, payload), 2).await;
+        let answer = answer.map_err(|(_, message)| assert!(message.contains("the event is wrong"), "{message}"));
+        assert_eq!((answer, runs.count.get()), (expected, 2));
+        assert!(is_free(&world, FUNCTION).await);
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_fails_runs_no_second_time_for_nobody() {
     let (_world, host, locks) = environment().await;
     let runs = Runs::default();
-    let (_, message) = runs.invoked(twice(layer(locks)), invocation(&host, 0), 1).await.unwrap_err();
+    runs.invoked(twice(layer(locks)), invocation(&host, 0), 0).await.unwrap_err();
+    assert_eq!((runs.count.get(), host.requests()), (1, 2));
+}
+
+/// The caller may not retry the error.
+#[tokio::test]
+async fn after_a_failed_run_with_too_little_time_the_next_run_is_sent_elsewhere() {
+    let (_world, host, locks) = environment().await;
+    let sent = Counter::default();
+    let layer = layer(locks).on_too_little_time({
+        let sent = sent.clone();
+        move || {
+            sent.count();
+            async { Ok(()) }
+        }
+    });
+    let event = invocation_with(&host, 0, NEEDS);
+    let (_, message) = Runs::default().invoked(twice(layer), event, 1).await.unwrap_err();
     assert!(message.contains("the event is wrong"), "{message}");
-    assert_eq!(runs.count.get(), 1);
+    assert_eq!(sent.get(), 1);
+}
+
+/// A closure that counts or logs tells the truth.
+#[tokio::test]
+async fn on_held_is_called_only_for_invocations_that_it_answers() {
+    let (world, host, locks) = environment().await;
+    let answered = Counter::default();
+    let layer = |locks| {
+        let answered = answered.clone();
+        LockLayer::new(locks).on_held(move |_| format!("skipped {}", answered.count())).coalesce(NEEDS)
+    };
+    world.default_locks().acquire(FUNCTION).min_hold(NEEDS).await.unwrap().release().await.unwrap();
+    let service = layer(locks.clone()).layer(service_fn(async |_: Event| Ok::<_, Error>("ran".to_owned())));
+    assert_eq!(reported(service.clone().oneshot(invocation(&host, 1)).await.unwrap_err()).0, "LockHeld");
+    assert_eq!(answered.get(), 0, "nobody was there to run once more");
+    host.advance_clock(2 * NEEDS);
+    let lock = locks.acquire(FUNCTION).await.unwrap();
+    let event = with_request_id("another", invocation(&host, 1));
+    assert_eq!(service.oneshot(event).await.unwrap(), "skipped 1");
+    assert!(lock.release_coalescing().await.unwrap());
+}
+
+/// Nobody is there to run once more, so the invocation looks three times.
+#[tokio::test]
+async fn an_invocation_that_looks_again_does_not_wait_again() {
+    let (world, host, locks) = environment().await;
+    world.default_locks().acquire(FUNCTION).min_hold(NEEDS).await.unwrap().release().await.unwrap();
+    let waiting = layer(locks).wait(quick_backoff().max_attempts(3));
+    let service = waiting.layer(service_fn(async |_: Event| Ok::<_, Error>(String::new())));
+    assert_eq!(reported(service.oneshot(invocation(&host, 1)).await.unwrap_err()).0, "LockHeld");
+    assert_eq!(host.requests(), 3 + 1 + 1);
 }
 
 #[tokio::test]
