@@ -10,7 +10,7 @@ use lambda_lock::{Error, Holder, Lock, Locks};
 use crate::arguments::{Run, TableOptions};
 use crate::command::cannot_run;
 use crate::connect::{self, Connection};
-use crate::failure::{BROKEN_OUTPUT, Failure, HELD, LOST, sentence};
+use crate::failure::{BROKEN_OUTPUT, Failure, LOST, sentence};
 use crate::guard::Guard;
 use crate::identity;
 use crate::output::say;
