@@ -96,7 +96,7 @@ pub(crate) fn is_enabled() -> Result<bool, Failure> {
     Ok(variable("LOCK_ENABLED", flag)?.unwrap_or(true))
 }
 
-fn flag(text: &str) -> Result<bool, String> {
+pub(crate) fn flag(text: &str) -> Result<bool, String> {
     text.trim().parse().map_err(|_| "must be `true` or `false`".to_owned())
 }
 

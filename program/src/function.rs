@@ -52,7 +52,8 @@ pub(crate) async fn check(options: &TableOptions, function: &str) -> Result<(), 
     let findings = check.findings;
     findings.iter().try_for_each(|finding| line(&finding.to_string()))?;
     if findings.iter().all(|finding| finding.verdict != Verdict::Failed) {
-        return Ok(());
+        let message = format!("function `{}` was not checked to the end: see the lines above", printable(function));
+        return check.code.map_or(Ok(()), |code| Err(Failure::new(code, message)));
     }
     let message = format!(
         "function `{}` failed the check: its settings lose work, or cannot be read; see the lines above",
@@ -69,6 +70,8 @@ struct Check<'a> {
     /// As the user has named it.
     function: &'a str,
     findings: Vec<Finding>,
+    /// The code of the first request that failed, rather than being denied.
+    code: Option<u8>,
 }
 
 /// Why there is no answer.
@@ -82,7 +85,7 @@ enum Refusal {
 impl<'a> Check<'a> {
     fn new(config: &SdkConfig, function: &'a str) -> Self {
         let (lambda, sqs) = (aws_sdk_lambda::Client::new(config), aws_sdk_sqs::Client::new(config));
-        Self { lambda, sqs, function, findings: Vec::new() }
+        Self { lambda, sqs, function, findings: Vec::new(), code: None }
     }
 
     async fn function(&mut self) -> Result<(), Failure> {
@@ -106,7 +109,7 @@ impl<'a> Check<'a> {
                 None
             }
         };
-        self.findings.extend(configuration.as_ref().and_then(of_environment));
+        self.findings.extend(configuration.iter().flat_map(of_environment));
 
         let request = self.lambda.get_function_concurrency().function_name(name);
         let reserved = match answer(request.send()).await {
@@ -129,38 +132,55 @@ impl<'a> Check<'a> {
         };
         self.findings.extend(mapping::of_concurrency(reserved, &mappings));
         if mappings.is_empty() {
-            self.events(name, qualifier, configuration.as_ref()).await;
+            let message = "there is none of this function; if an alias or a version has them, name it: NAME:ALIAS";
+            self.findings.push(Finding::new(Verdict::Passed, "mappings", message));
         }
-        let timeout = configuration.and_then(|configuration| configuration.timeout()?.try_into().ok());
+        let timeout = configuration.as_ref().and_then(|configuration| configuration.timeout()?.try_into().ok());
         for mapping in &mappings {
             self.mapping(mapping, timeout).await;
         }
+        self.events(name, qualifier, configuration.as_ref(), timeout, !mappings.is_empty()).await;
+        let message = "not looked at: the role also needs the actions on its sources, destinations and table";
+        self.findings.push(Finding::new(Verdict::Passed, "permissions", message));
         Ok(())
     }
 
     async fn mapping(&mut self, mapping: &Mapping, timeout: Option<u32>) {
-        let before = self.findings.len();
-        self.findings.extend(mapping::of_mapping(mapping));
+        let (before, subject) = (self.findings.len(), mapping::subject(mapping));
+        self.findings.extend(mapping::of_mapping(mapping, timeout));
         let arn = mapping.event_source_arn().unwrap_or_default();
         let is_queue = Source::of(mapping) == Source::Queue;
-        if is_queue && let Some(queue) = self.queue(arn, mapping).await {
+        if is_queue && let Some(queue) = self.queue(arn, &subject, None).await {
             self.findings.extend(mapping::of_queue(&queue, mapping, timeout));
             if let Some(arn) = queue.dead_letters()
-                && let Some(dead_letters) = self.queue(arn, mapping).await
+                && let Some(dead_letters) = self.destination(arn, &subject, "RedrivePolicy of the queue").await
             {
                 self.findings.extend(mapping::of_dead_letters(&queue, &dead_letters, mapping));
             }
         }
-        if self.findings.len() == before {
+        if let Some(arn) = mapping::on_failure(mapping.destination_config()) {
+            self.destination(arn, &subject, "DestinationConfig.OnFailure of the mapping").await;
+        }
+        if self.findings[before..].iter().all(|finding| finding.verdict == Verdict::Passed) {
             let what =
                 if is_queue { "the mapping and its queues have no setting" } else { "the mapping has no setting" };
             let message = format!("{what} that loses work");
-            self.findings.push(Finding::new(Verdict::Passed, mapping::subject(mapping), message));
+            self.findings.push(Finding::new(Verdict::Passed, subject, message));
         }
     }
 
-    /// Reads the queue with this ARN. Reports why it cannot be read.
-    async fn queue(&mut self, arn: &str, mapping: &Mapping) -> Option<Queue> {
+    /// Looks at the place that this setting names for work that is given up. It has to be there. Returns it if it is a queue.
+    async fn destination(&mut self, arn: &str, subject: &str, setting: &str) -> Option<Queue> {
+        if arn.split(':').nth(2) == Some("sqs") {
+            return self.queue(arn, subject, Some(setting)).await;
+        }
+        self.findings.push(mapping::of_other_destination(arn, subject, setting));
+        None
+    }
+
+    /// Reads the queue with this ARN, which this setting names unless it is the source of a mapping. Reports why it cannot be
+    /// read.
+    async fn queue(&mut self, arn: &str, subject: &str, setting: Option<&str>) -> Option<Queue> {
         let [.., account, name] = arn.split(':').collect::<Vec<_>>()[..] else { return None };
         let mut action = "sqs:GetQueueUrl";
         let request = self.sqs.get_queue_url().queue_name(name).queue_owner_aws_account_id(account);
@@ -176,7 +196,7 @@ impl<'a> Check<'a> {
         }
         match answered {
             Ok(_) => return Some(Queue::new(name, &attributes)),
-            Err(Refusal::Missing) => self.findings.push(mapping::of_missing_queue(arn, mapping)),
+            Err(Refusal::Missing) => self.findings.push(mapping::of_missing_queue(arn, subject, setting)),
             Err(refusal) => {
                 let without = format!("queue `{name}` was not checked");
                 self.unread(Verdict::Warning, action, &without, refusal);
@@ -185,12 +205,14 @@ impl<'a> Check<'a> {
         None
     }
 
-    /// Without a mapping, the function gets its events from callers, who wait for the answer or do not.
+    /// Looks at the events of callers that do not wait for the answer. A function with mappings may have no such callers.
     async fn events(
         &mut self,
         name: &str,
         qualifier: Option<String>,
         configuration: Option<&GetFunctionConfigurationOutput>,
+        timeout: Option<u32>,
+        has_mappings: bool,
     ) {
         // SAM and CloudFormation name the unpublished version where a caller need not.
         let qualifier = qualifier.unwrap_or_else(|| "$LATEST".to_owned());
@@ -204,11 +226,22 @@ impl<'a> Check<'a> {
             }
         };
         let dead_letters = configuration.and_then(|configuration| configuration.dead_letter_config());
-        let has_dead_letter_queue = dead_letters.and_then(|config| config.target_arn()).is_some();
-        let events = mapping::of_events(config.as_ref(), has_dead_letter_queue);
-        let message = "there is none of this function; if an alias or a version has them, name it: NAME:ALIAS";
-        self.findings.push(Finding::new(Verdict::Passed, "mappings", message));
-        self.findings.extend(events);
+        let dead_letters = dead_letters.and_then(|config| config.target_arn()).filter(|arn| !arn.is_empty());
+        let subject = "asynchronous events";
+        if has_mappings && config.is_none() && dead_letters.is_none() {
+            let message = "no setting is for them, so Lambda gives one up without a trace after two retries: set OnFailure in \
+                           EventInvokeConfig if a schedule, S3, SNS or EventBridge invokes the function, too";
+            return self.findings.push(Finding::new(Verdict::Passed, subject, message));
+        }
+        self.findings.extend(mapping::of_events(config.as_ref(), dead_letters.is_some(), timeout));
+        let on_failure = mapping::on_failure(config.as_ref().and_then(|config| config.destination_config()));
+        let settings =
+            [(on_failure, "OnFailure in EventInvokeConfig"), (dead_letters, "DeadLetterConfig of the function")];
+        for (arn, setting) in settings {
+            if let Some(arn) = arn {
+                self.destination(arn, subject, setting).await;
+            }
+        }
     }
 
     /// Reports that an answer is missing.
@@ -216,18 +249,21 @@ impl<'a> Check<'a> {
         let why = match refusal {
             Refusal::Missing => "not found".to_owned(),
             Refusal::Denied(why) => format!("allow {action} ({why})"),
-            Refusal::Failed(failure) => failure.message,
+            Refusal::Failed(failure) => {
+                self.code.get_or_insert(failure.code);
+                failure.message
+            }
         };
         self.findings.push(Finding::new(verdict, action, format!("{without}: {why}")));
     }
 }
 
-fn of_environment(configuration: &GetFunctionConfigurationOutput) -> Option<Finding> {
+fn of_environment(configuration: &GetFunctionConfigurationOutput) -> Vec<Finding> {
     let environment = configuration.environment();
     if let Some(error) = environment.and_then(|environment| environment.error()) {
         let why = error.message().unwrap_or_default();
         let message = format!("the variables were not read, because Lambda cannot decrypt them ({why})");
-        return Some(Finding::new(Verdict::Warning, "environment", message));
+        return vec![Finding::new(Verdict::Warning, "environment", message)];
     }
     mapping::of_variables(environment.and_then(|environment| environment.variables()))
 }
@@ -269,6 +305,11 @@ where
         }
         (Some(code), Some(400 | 401 | 403 | 404)) if !code.contains("Throttl") => {
             refused(CONFIGURATION, format!("AWS rejected the request ({code}: {why}): correct what this names"))
+        }
+        // AWS names each of its errors.
+        (None, Some(status)) if status < 500 || status == 501 => {
+            let remedy = "check --endpoint-url and the proxy";
+            refused(CONFIGURATION, format!("what answered is not AWS (HTTP status {status}; {why}): {remedy}"))
         }
         (_, Some(_)) => refused(UNAVAILABLE, format!("AWS gave no usable answer ({why}): check again in a minute")),
         (_, None) if is_unsent(&error) => {

@@ -14,10 +14,17 @@ use humantime::format_duration;
 use lambda_lock::operate::Verdict;
 use serde_json::Value;
 
+use crate::output::printable;
+use crate::{arguments, connect};
+
 /// Fewer deliveries give work up that could succeed: throttled invocations, crashes, and copies in progress elsewhere count.
 const LEAST_DELIVERIES: u32 = 5;
 /// What AWS recommends, so that Lambda can repeat a throttled invocation before its messages come back.
 const TIMEOUTS_OF_VISIBILITY: u32 = 6;
+/// How long Lambda waits before it repeats an asynchronous event for the first and the second time, together, in seconds.
+const WAITS_OF_EVENTS: u32 = 60 + 120;
+/// In the age of a record, a run counts at least as so many seconds: a record also waits, for example for a throttled table.
+const LEAST_RUN: u32 = 60;
 /// The least `MaximumConcurrency` that Lambda accepts.
 const LEAST_CONCURRENCY: i32 = 2;
 
@@ -155,13 +162,13 @@ impl Findings {
     }
 }
 
-/// Returns what is wrong with the settings of a mapping.
-pub(crate) fn of_mapping(mapping: &Mapping) -> Vec<Finding> {
+/// Returns what is wrong with the settings of a mapping. `timeout` is that of the function, in seconds, if it is known.
+pub(crate) fn of_mapping(mapping: &Mapping, timeout: Option<u32>) -> Vec<Finding> {
     let mut findings = Findings::about(subject(mapping));
     state(mapping, &mut findings);
     match Source::of(mapping) {
         Source::Queue => messages(mapping, &mut findings),
-        Source::Stream | Source::Kafka => records(mapping, &mut findings),
+        Source::Stream | Source::Kafka => records(mapping, timeout, &mut findings),
         Source::Other => findings.warning("not checked, because lambda-lock has no consumer for it"),
     }
     findings.found
@@ -200,7 +207,7 @@ fn messages(mapping: &Mapping, findings: &mut Findings) {
     }
 }
 
-fn records(mapping: &Mapping, findings: &mut Findings) {
+fn records(mapping: &Mapping, timeout: Option<u32>, findings: &mut Findings) {
     let is_kafka = Source::of(mapping) == Source::Kafka;
     if !has_partial_responses(mapping) {
         findings.failed(
@@ -216,14 +223,14 @@ fn records(mapping: &Mapping, findings: &mut Findings) {
              ProvisionedPollerConfig to { MinimumPollers: 1 }, or let the function fail the invocation",
         );
     }
-    if mapping.bisect_batch_on_function_error() != Some(true) && (is_provisioned || !is_kafka) {
-        let size = mapping.batch_size().unwrap_or(100);
+    let size = mapping.batch_size().unwrap_or(100);
+    if mapping.bisect_batch_on_function_error() != Some(true) && size > 1 && (is_provisioned || !is_kafka) {
         findings.warning(format!(
             "BisectBatchOnFunctionError of the mapping is off, so one record that crashes the function or lets it time out \
              takes its whole batch of up to {size} records with it: set BisectBatchOnFunctionError to true"
         ));
     }
-    gives_up(mapping, is_kafka, findings);
+    gives_up(mapping, is_kafka, timeout, findings);
     if let Some(seconds @ 1..) = mapping.tumbling_window_in_seconds() {
         findings.failed(format!(
             "TumblingWindowInSeconds of the mapping is {seconds}, and the consumer does not support windows: it answers each \
@@ -233,10 +240,10 @@ fn records(mapping: &Mapping, findings: &mut Findings) {
 }
 
 /// When Lambda gives a batch up, and who hears of it.
-fn gives_up(mapping: &Mapping, is_kafka: bool, findings: &mut Findings) {
+fn gives_up(mapping: &Mapping, is_kafka: bool, timeout: Option<u32>, findings: &mut Findings) {
     let limit = |value: Option<i32>| value.and_then(|value| u32::try_from(value).ok());
     let (retries, age) = (limit(mapping.maximum_retry_attempts()), limit(mapping.maximum_record_age_in_seconds()));
-    let is_reported = has_destination(mapping.destination_config());
+    let is_reported = on_failure(mapping.destination_config()).is_some();
     let limits: Vec<_> = [("MaximumRetryAttempts", retries), ("MaximumRecordAgeInSeconds", age)]
         .iter()
         .filter_map(|(name, limit)| Some(format!("{name} {}", (*limit)?)))
@@ -266,14 +273,22 @@ fn gives_up(mapping: &Mapping, is_kafka: bool, findings: &mut Findings) {
             LEAST_DELIVERIES - 1
         ));
     }
+    let least = LEAST_DELIVERIES.saturating_mul(timeout.unwrap_or_default().max(LEAST_RUN));
+    if let Some(age) = age.filter(|age| *age < least) {
+        findings.warning(format!(
+            "MaximumRecordAgeInSeconds of the mapping is {age}, too short for {LEAST_DELIVERIES} runs: Lambda gives records up that \
+             wait behind others or for a throttled table, also without having run: set MaximumRecordAgeInSeconds to {least} or more"
+        ));
+    }
 }
 
 fn has_partial_responses(mapping: &Mapping) -> bool {
     mapping.function_response_types().contains(&FunctionResponseType::ReportBatchItemFailures)
 }
 
-fn has_destination(config: Option<&DestinationConfig>) -> bool {
-    config.and_then(DestinationConfig::on_failure).and_then(|on_failure| on_failure.destination()).is_some()
+/// Returns the ARN of the destination of what is given up.
+pub(crate) fn on_failure(config: Option<&DestinationConfig>) -> Option<&str> {
+    config.and_then(DestinationConfig::on_failure).and_then(|on_failure| on_failure.destination())
 }
 
 /// Returns what is wrong with the settings of a mapping's queue. `timeout` is that of the function, in seconds, if it is
@@ -301,11 +316,23 @@ pub(crate) fn of_queue(queue: &Queue, mapping: &Mapping, timeout: Option<u32>) -
         )),
         Some(_) => {}
     }
+    if let Some(Redrive { max_receives, .. }) = queue.redrive
+        && let receives = queue.visibility.saturating_mul(max_receives)
+        && queue.retention <= receives
+    {
+        findings.failed(format!(
+            "MessageRetentionPeriod of the queue is {}, and {max_receives} receives with a VisibilityTimeout of {} take {}: SQS \
+             deletes a message that always fails before it becomes a dead letter: set MessageRetentionPeriod to more",
+            time(queue.retention),
+            time(queue.visibility),
+            time(receives)
+        ));
+    }
     findings.found
 }
 
 fn visibility(visibility: u32, timeout: u32, window: u32, findings: &mut Findings) {
-    let wanted = timeout * TIMEOUTS_OF_VISIBILITY + window;
+    let wanted = timeout.saturating_mul(TIMEOUTS_OF_VISIBILITY).saturating_add(window);
     let (plus, and) = if window == 0 {
         (String::new(), "")
     } else {
@@ -315,7 +342,7 @@ fn visibility(visibility: u32, timeout: u32, window: u32, findings: &mut Finding
     let remedy = format!(
         "set VisibilityTimeout to {wanted} seconds, {TIMEOUTS_OF_VISIBILITY} times the function's timeout{and}"
     );
-    if visibility < timeout + window {
+    if visibility < timeout.saturating_add(window) {
         findings.failed(format!(
             "{has}, but the function can work for {}{plus}: a message then comes back while it is at work, and each time \
              counts, so it becomes a dead letter although it does not fail: {remedy}",
@@ -347,21 +374,29 @@ pub(crate) fn of_dead_letters(queue: &Queue, dead_letters: &Queue, mapping: &Map
     findings.found
 }
 
-/// Returns the finding for a queue of a mapping that is not there, or its dead-letter queue.
-pub(crate) fn of_missing_queue(arn: &str, mapping: &Mapping) -> Finding {
+/// Returns the finding for a queue that is not there: the source of a mapping, or the destination that this setting names for
+/// work that is given up.
+pub(crate) fn of_missing_queue(arn: &str, subject: &str, setting: Option<&str>) -> Finding {
     let mut words = arn.split(':').skip(3);
     let (region, account) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let place = format!("in region {region} of account {account}, or you may not see it");
-    let message = if mapping.event_source_arn() == Some(arn) {
-        format!("there is no such queue {place}, so nothing is delivered: create it, or delete the mapping")
-    } else {
-        let name = arn.rsplit(':').next().unwrap_or_default();
-        format!(
-            "there is no dead-letter queue `{name}` {place}, so messages that always fail have nowhere to go: create it, or \
-             name another one in RedrivePolicy of the queue"
-        )
+    let message = match setting {
+        None => format!("there is no such queue {place}, so nothing is delivered: create it, or delete the mapping"),
+        Some(setting) => {
+            let name = arn.rsplit(':').next().unwrap_or_default();
+            format!(
+                "there is no queue `{name}` {place}, so work that is given up has nowhere to go: create it, or name another one in \
+                 {setting}"
+            )
+        }
     };
-    Finding::new(Verdict::Failed, subject(mapping), message)
+    Finding::new(Verdict::Failed, subject, message)
+}
+
+/// Returns the finding for a destination that is no queue.
+pub(crate) fn of_other_destination(arn: &str, subject: &str, setting: &str) -> Finding {
+    let message = format!("{setting} names {arn}, which was not looked at: only queues are");
+    Finding::new(Verdict::Passed, subject, message)
 }
 
 /// Returns what is wrong with the reserved concurrency of a function that has these mappings.
@@ -379,8 +414,8 @@ pub(crate) fn of_concurrency(reserved: Option<i32>, mappings: &[Mapping]) -> Opt
     let queues: Vec<_> = mappings.iter().filter(polled).collect();
     let limits: Option<Vec<_>> =
         queues.iter().map(|mapping| mapping.scaling_config().and_then(ScalingConfig::maximum_concurrency)).collect();
-    let most = limits.map(|limits| limits.iter().sum::<i32>());
-    if queues.is_empty() || most.is_some_and(|most| most <= reserved) {
+    let most = limits.map(|limits| limits.into_iter().map(i64::from).sum::<i64>());
+    if queues.is_empty() || most.is_some_and(|most| most <= i64::from(reserved)) {
         return None;
     }
     let has = match most {
@@ -400,24 +435,54 @@ pub(crate) fn of_concurrency(reserved: Option<i32>, mappings: &[Mapping]) -> Opt
     Some(Finding::new(Verdict::Warning, subject, message))
 }
 
-/// Returns the finding for the environment of a function, if it lacks the name of the table.
-pub(crate) fn of_variables(variables: Option<&HashMap<String, String>>) -> Option<Finding> {
+/// Returns what is wrong with the variables that `Locks::from_env` reads in a function.
+pub(crate) fn of_variables(variables: Option<&HashMap<String, String>>) -> Vec<Finding> {
     const TABLE: &str = "LOCK_TABLE_NAME";
-    if variables.is_some_and(|variables| variables.contains_key(TABLE)) {
-        return None;
+    let mut findings = Findings::about("environment");
+    let get = |name| variables.and_then(|variables| variables.get(name)).map(String::as_str);
+    if get(TABLE).is_none_or(str::is_empty) {
+        let is = if get(TABLE).is_some() { "empty" } else { "not set" };
+        findings.warning(format!(
+            "{TABLE} is {is}, so Locks::from_env fails: set it in Environment of the function, unless its code names the table"
+        ));
     }
-    let message = format!(
-        "{TABLE} is not set, so Locks::from_env fails: set it in Environment of the function, unless its code names the table"
-    );
-    Some(Finding::new(Verdict::Warning, "environment", message))
+    let checks: [(&str, fn(&str) -> Result<(), String>); 4] = [
+        ("LOCK_LEASE", |text| arguments::lease(text).map(drop)),
+        ("LOCK_CLOCK_SKEW", |text| arguments::clock_skew(text).map(drop)),
+        ("LOCK_ENABLED", |text| connect::flag(text).map(drop)),
+        ("LOCK_MULTI_REGION_STRONG_CONSISTENCY", |text| connect::flag(text).map(drop)),
+    ];
+    for (name, check) in checks {
+        if let Some(value) = get(name)
+            && let Err(why) = check(value)
+        {
+            let value = printable(value);
+            findings
+                .failed(format!("{name} is `{value}` ({why}), so Locks::from_env fails, and nothing runs: correct it"));
+        }
+    }
+    if get("LOCK_ENABLED").is_some_and(|text| connect::flag(text) == Ok(false)) {
+        findings.warning("LOCK_ENABLED is false, so the function works without locks and records: remove it");
+    }
+    findings.found
 }
 
-/// Returns what loses events that come without a mapping: from a schedule, S3, SNS or `EventBridge`.
+/// Returns what loses events that come without a mapping: from a schedule, S3, SNS or `EventBridge`. `timeout` is that of the
+/// function, in seconds, if it is known.
 pub(crate) fn of_events(
     config: Option<&GetFunctionEventInvokeConfigOutput>,
     has_dead_letter_queue: bool,
+    timeout: Option<u32>,
 ) -> Vec<Finding> {
     let mut findings = Findings::about("asynchronous events");
+    let age = config.and_then(GetFunctionEventInvokeConfigOutput::maximum_event_age_in_seconds);
+    let least = timeout.unwrap_or_default().saturating_mul(2).saturating_add(WAITS_OF_EVENTS);
+    if let Some(age) = age.and_then(|age| u32::try_from(age).ok()).filter(|age| *age < least) {
+        findings.warning(format!(
+            "MaximumEventAgeInSeconds is {age}, and Lambda waits one minute before it repeats an event and two before the next \
+             time, so it gives events up before their second retry: set MaximumEventAgeInSeconds in EventInvokeConfig to {least} or more"
+        ));
+    }
     if config.and_then(GetFunctionEventInvokeConfigOutput::maximum_retry_attempts) == Some(0) {
         findings.warning(
             "MaximumRetryAttempts is 0, so Lambda gives an event of a schedule, S3, SNS or EventBridge up after one failed run: \
@@ -425,7 +490,7 @@ pub(crate) fn of_events(
         );
     }
     let destination = config.and_then(GetFunctionEventInvokeConfigOutput::destination_config);
-    if !has_destination(destination) && !has_dead_letter_queue {
+    if on_failure(destination).is_none() && !has_dead_letter_queue {
         findings.warning(
             "there is no DestinationConfig.OnFailure, so Lambda gives an event of a schedule, S3, SNS or EventBridge up without a \
              trace if each of its runs fails: set OnFailure in EventInvokeConfig to a queue, unless all callers wait for their \
@@ -518,7 +583,7 @@ mod tests {
     #[test]
     fn settings_without_a_fault_have_no_finding() {
         for mapping in [mapping(QUEUE), stream(KINESIS), stream(DYNAMODB), topic()] {
-            expect_none(of_mapping(&mapping));
+            expect_none(of_mapping(&mapping, Some(30)));
         }
         let queue = queue("payments", 180, 7 * DAY, Some("5"));
         expect_none(of_queue(&queue, &mapping(QUEUE), Some(30)));
@@ -535,7 +600,7 @@ mod tests {
         ] {
             mapping.function_response_types = None;
             let parts = [source, what, "set FunctionResponseTypes to [ReportBatchItemFailures]"];
-            expect(of_mapping(&mapping), Verdict::Failed, &parts);
+            expect(of_mapping(&mapping, Some(30)), Verdict::Failed, &parts);
         }
     }
 
@@ -544,25 +609,29 @@ mod tests {
         let mut mapping = mapping(QUEUE);
         mapping.state = Some("Disabled".to_owned());
         mapping.state_transition_reason = Some("USER_INITIATED".to_owned());
-        expect(of_mapping(&mapping), Verdict::Failed, &["disabled (USER_INITIATED)", "--enabled --uuid an-id"]);
+        expect(
+            of_mapping(&mapping, Some(30)),
+            Verdict::Failed,
+            &["disabled (USER_INITIATED)", "--enabled --uuid an-id"],
+        );
         mapping.state = Some("Enabling".to_owned());
-        expect_none(of_mapping(&mapping));
+        expect_none(of_mapping(&mapping, Some(30)));
     }
 
     #[test]
     fn the_problem_of_the_last_delivery_is_named() {
         let mut mapping = stream(KINESIS);
         mapping.last_processing_result = Some("PROBLEM: Function call failed".to_owned());
-        expect(of_mapping(&mapping), Verdict::Warning, &["(PROBLEM: Function call failed)"]);
+        expect(of_mapping(&mapping, Some(30)), Verdict::Warning, &["(PROBLEM: Function call failed)"]);
     }
 
     #[test]
     fn a_batch_of_a_fifo_queue_makes_unrun_dead_letters() {
         let mut mapping = mapping(&format!("{QUEUE}.fifo"));
-        expect_none(of_mapping(&mapping));
+        expect_none(of_mapping(&mapping, Some(30)));
         mapping.batch_size = Some(10);
         let parts = ["BatchSize of the mapping is 10", "without having run", "set BatchSize to 1"];
-        expect(of_mapping(&mapping), Verdict::Warning, &parts);
+        expect(of_mapping(&mapping, Some(30)), Verdict::Warning, &parts);
     }
 
     #[test]
@@ -624,16 +693,19 @@ mod tests {
     #[test]
     fn a_missing_queue_is_named_with_its_place() {
         let parts = ["queue `payments`: there is no such queue in region eu-west-1 of account 123456789012"];
-        expect([of_missing_queue(QUEUE, &mapping(QUEUE))], Verdict::Failed, &parts);
-        let parts = ["no dead-letter queue `dead` in region eu-west-1"];
-        expect([of_missing_queue(DEAD_LETTERS, &mapping(QUEUE))], Verdict::Failed, &parts);
+        let subject = subject(&mapping(QUEUE));
+        expect([of_missing_queue(QUEUE, &subject, None)], Verdict::Failed, &parts);
+        let parts = ["no queue `dead` in region eu-west-1", "name another one in RedrivePolicy"];
+        expect([of_missing_queue(DEAD_LETTERS, &subject, Some("RedrivePolicy"))], Verdict::Failed, &parts);
     }
 
     #[test]
     fn a_batch_that_is_not_bisected_is_taken_along() {
         for mut mapping in [stream(DYNAMODB), topic()] {
             mapping.bisect_batch_on_function_error = Some(false);
-            expect(of_mapping(&mapping), Verdict::Warning, &["set BisectBatchOnFunctionError to true"]);
+            expect_none(of_mapping(&mapping, Some(30)));
+            mapping.batch_size = Some(2);
+            expect(of_mapping(&mapping, Some(30)), Verdict::Warning, &["set BisectBatchOnFunctionError to true"]);
         }
     }
 
@@ -641,7 +713,11 @@ mod tests {
     fn a_batch_that_is_given_up_without_destination_is_lost() {
         for mut mapping in [stream(KINESIS), topic()] {
             mapping.destination_config = None;
-            expect(of_mapping(&mapping), Verdict::Failed, &["has MaximumRetryAttempts 10 but no", "set OnFailure"]);
+            expect(
+                of_mapping(&mapping, Some(30)),
+                Verdict::Failed,
+                &["has MaximumRetryAttempts 10 but no", "set OnFailure"],
+            );
         }
     }
 
@@ -649,28 +725,60 @@ mod tests {
     fn a_record_without_limits_blocks_its_shard() {
         let mut mapping = stream(KINESIS);
         mapping.maximum_retry_attempts = Some(-1);
-        expect(of_mapping(&mapping), Verdict::Warning, &["blocks its shard", "IteratorAge"]);
+        expect(of_mapping(&mapping, Some(30)), Verdict::Warning, &["blocks its shard", "IteratorAge"]);
         mapping.destination_config = None;
-        expect(of_mapping(&mapping), Verdict::Warning, &["DestinationConfig.OnFailure"]);
+        expect(of_mapping(&mapping, Some(30)), Verdict::Warning, &["DestinationConfig.OnFailure"]);
         let mut topic = topic();
         topic.maximum_retry_attempts = None;
-        expect_none(of_mapping(&topic));
+        expect_none(of_mapping(&topic, Some(30)));
         topic.destination_config = None;
-        expect(of_mapping(&topic), Verdict::Warning, &["blocks its partition", "OffsetLag"]);
+        expect(of_mapping(&topic, Some(30)), Verdict::Warning, &["blocks its partition", "OffsetLag"]);
     }
 
     #[test]
     fn too_few_retries_give_up_records_that_could_succeed() {
         let mut mapping = stream(KINESIS);
         mapping.maximum_retry_attempts = Some(3);
-        expect(of_mapping(&mapping), Verdict::Warning, &["is 3", "set MaximumRetryAttempts to 4 or more"]);
+        expect(of_mapping(&mapping, Some(30)), Verdict::Warning, &["is 3", "set MaximumRetryAttempts to 4 or more"]);
+    }
+
+    #[test]
+    fn an_age_below_some_runs_gives_up_records_that_could_succeed() {
+        let mut mapping = stream(KINESIS);
+        mapping.maximum_record_age_in_seconds = Some(299);
+        expect(
+            of_mapping(&mapping, Some(30)),
+            Verdict::Warning,
+            &["is 299", "MaximumRecordAgeInSeconds to 300 or more"],
+        );
+        expect(of_mapping(&mapping, Some(900)), Verdict::Warning, &["to 4500 or more"]);
+        mapping.maximum_record_age_in_seconds = Some(300);
+        expect_none(of_mapping(&mapping, None));
+    }
+
+    #[test]
+    fn a_message_deleted_before_its_last_receive_is_no_dead_letter() {
+        let of = |retention| of_queue(&queue("payments", 180, retention, Some("5")), &mapping(QUEUE), Some(30));
+        let parts = ["MessageRetentionPeriod of the queue is 15m", "VisibilityTimeout of 3m take 15m"];
+        expect(of(900), Verdict::Failed, &parts);
+        expect_none(of(901));
+    }
+
+    #[test]
+    fn absurd_numbers_are_reported() {
+        let queue = queue("payments", u32::MAX, u32::MAX, Some("4294967295"));
+        expect(
+            of_queue(&queue, &mapping(QUEUE), Some(u32::MAX)),
+            Verdict::Failed,
+            &["before it becomes a dead letter"],
+        );
     }
 
     #[test]
     fn a_tumbling_window_fails() {
         let mut mapping = stream(KINESIS);
         mapping.tumbling_window_in_seconds = Some(60);
-        expect(of_mapping(&mapping), Verdict::Failed, &["TumblingWindowInSeconds of the mapping is 60"]);
+        expect(of_mapping(&mapping, Some(30)), Verdict::Failed, &["TumblingWindowInSeconds of the mapping is 60"]);
     }
 
     #[test]
@@ -678,17 +786,21 @@ mod tests {
         let mut own_cluster = topic();
         own_cluster.event_source_arn = None;
         own_cluster.self_managed_event_source = Some(SelfManagedEventSource::builder().build());
-        expect_none(of_mapping(&own_cluster));
+        expect_none(of_mapping(&own_cluster, Some(30)));
         for mut mapping in [topic(), own_cluster] {
             mapping.provisioned_poller_config = None;
-            expect(of_mapping(&mapping), Verdict::Failed, &["ProvisionedPollerConfig to { MinimumPollers: 1 }"]);
+            expect(
+                of_mapping(&mapping, Some(30)),
+                Verdict::Failed,
+                &["ProvisionedPollerConfig to { MinimumPollers: 1 }"],
+            );
         }
     }
 
     #[test]
     fn a_source_without_consumer_is_not_checked() {
         let arn = "arn:aws:mq:eu-west-1:123456789012:broker:b:b-1";
-        expect(of_mapping(&mapping(arn)), Verdict::Warning, &["warning arn:aws:mq:", "not checked"]);
+        expect(of_mapping(&mapping(arn), Some(30)), Verdict::Warning, &["warning arn:aws:mq:", "not checked"]);
     }
 
     #[test]
@@ -718,15 +830,31 @@ mod tests {
         expect_none(of("LOCK_TABLE_NAME"));
         expect(of("TABLE"), Verdict::Warning, &["LOCK_TABLE_NAME is not set"]);
         expect(of_variables(None), Verdict::Warning, &["LOCK_TABLE_NAME is not set"]);
+        let with = |name: &str, value: &str| {
+            let variables = [("LOCK_TABLE_NAME", "locks"), (name, value)];
+            of_variables(Some(&variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into()))
+        };
+        expect(with("LOCK_TABLE_NAME", ""), Verdict::Warning, &["LOCK_TABLE_NAME is empty"]);
+        expect(with("LOCK_ENABLED", "false"), Verdict::Warning, &["works without locks"]);
+        for (name, value) in [("LOCK_LEASE", "30"), ("LOCK_CLOCK_SKEW", "1h"), ("LOCK_ENABLED", "no")] {
+            expect(with(name, value), Verdict::Failed, &[name, value, "nothing runs"]);
+        }
+        expect_none(with("LOCK_LEASE", "1m"));
     }
 
     #[test]
     fn asynchronous_events_need_retries_and_a_destination() {
         let config = GetFunctionEventInvokeConfigOutput::builder().destination_config(destination());
-        expect_none(of_events(Some(&config.clone().build()), false));
+        let short = config.clone().maximum_event_age_in_seconds(239).build();
+        expect(
+            of_events(Some(&short), false, Some(30)),
+            Verdict::Warning,
+            &["is 239", "second retry", "to 240 or more"],
+        );
+        expect_none(of_events(Some(&config.clone().build()), false, Some(30)));
         let once = config.maximum_retry_attempts(0).build();
-        expect(of_events(Some(&once), false), Verdict::Warning, &["gives an event of a schedule", "to 2"]);
-        expect(of_events(None, false), Verdict::Warning, &["there is no DestinationConfig.OnFailure"]);
-        expect_none(of_events(None, true));
+        expect(of_events(Some(&once), false, Some(30)), Verdict::Warning, &["gives an event of a schedule", "to 2"]);
+        expect(of_events(None, false, Some(30)), Verdict::Warning, &["there is no DestinationConfig.OnFailure"]);
+        expect_none(of_events(None, true, Some(30)));
     }
 }

@@ -144,6 +144,10 @@ impl CreateTable {
             Ok(_) => Ok(()),
             // Another caller created the table at the same time.
             Err(error) if error.message().is_some_and(|text| text.contains("already enabled")) => Ok(()),
+            Err(error) if error.code() == Some("UnknownOperationException") => Err(Error::invalid(format!(
+                "table `{name}` is there, but this endpoint has no TTL, so old rows stay: call Locks::delete_expired (lambda-lock \
+                 delete-expired) on a schedule, or use DynamoDB or DynamoDB Local"
+            ))),
             Err(error) => Err(Error::from_sdk(error, self.table.place(), "")),
         }
     }

@@ -10,6 +10,8 @@ const QUEUE: (u16, &str) = (
     200,
     r#"{"Attributes":{"VisibilityTimeout":"180","MessageRetentionPeriod":"604800","RedrivePolicy":"{\"deadLetterTargetArn\":\"arn:aws:sqs:us-east-1:123456789012:dead\",\"maxReceiveCount\":5}"}}"#,
 );
+const NO_QUEUE: (u16, &str) =
+    (400, r#"{"__type":"com.amazonaws.sqs#QueueDoesNotExist","message":"The specified queue does not exist."}"#);
 const DEAD_LETTERS: (u16, &str) = (200, r#"{"Attributes":{"MessageRetentionPeriod":"1209600"}}"#);
 const DENIED: (u16, &str) = (403, r#"{"__type":"AccessDeniedException","Message":"User x is not authorized"}"#);
 const MISSING: (u16, &str) =
@@ -43,10 +45,14 @@ fn check(answers: &'static [(u16, &'static str)]) -> (Outcome, Vec<String>) {
 
 #[test]
 fn a_function_without_a_fault_passes() {
-    let (outcome, requests) = check(&[FUNCTION, NO_LIMIT, MAPPINGS, URL, QUEUE, URL, DEAD_LETTERS]);
+    let (outcome, requests) =
+        check(&[FUNCTION, NO_LIMIT, MAPPINGS, URL, QUEUE, URL, DEAD_LETTERS, URL, DEAD_LETTERS, MISSING]);
     outcome.expect_code(0).expect_stdout(
         "passed  queue `payments`: the mapping and its queues have no setting that loses work\n\
-         passed  stream of table `orders`: the mapping has no setting that loses work\n",
+         passed  stream of table `orders`: the mapping has no setting that loses work\n\
+         passed  asynchronous events: no setting is for them, so Lambda gives one up without a trace after two retries: set \
+         OnFailure in EventInvokeConfig if a schedule, S3, SNS or EventBridge invokes the function, too\n\
+         passed  permissions: not looked at: the role also needs the actions on its sources, destinations and table\n",
     );
     assert_eq!(
         requests,
@@ -58,8 +64,39 @@ fn a_function_without_a_fault_passes() {
             "GetQueueAttributes",
             "GetQueueUrl",
             "GetQueueAttributes",
+            "GetQueueUrl",
+            "GetQueueAttributes",
+            "GET /2019-09-25/functions/payments/event-invoke-config?Qualifier=live",
         ]
     );
+}
+
+#[test]
+fn a_destination_that_is_missing_fails_wherever_it_is_named() {
+    const EVENTS: (u16, &str) = (
+        200,
+        r#"{"MaximumRetryAttempts":2,"DestinationConfig":{"OnFailure":{"Destination":"arn:aws:sqs:us-east-1:123456789012:lost"}}}"#,
+    );
+    let (outcome, _) = check(&[FUNCTION, NO_LIMIT, MAPPINGS, URL, QUEUE, NO_QUEUE, NO_QUEUE, EVENTS, NO_QUEUE]);
+    let outcome = outcome.expect_code(78);
+    for (line, name, setting) in [
+        ("failed  queue `payments`: ", "`dead`", "in RedrivePolicy of the queue"),
+        ("failed  stream of table `orders`: ", "`given-up`", "in DestinationConfig.OnFailure of the mapping"),
+        ("failed  asynchronous events: ", "`lost`", "in OnFailure in EventInvokeConfig"),
+    ] {
+        let is_it = |found: &&str| found.starts_with(line) && found.contains(name) && found.ends_with(setting);
+        assert!(outcome.stdout.lines().any(|found| is_it(&found)), "{name}: {outcome:?}");
+    }
+}
+
+#[test]
+fn a_check_that_gets_no_answer_midway_says_so() {
+    const BUSY: (u16, &str) = (503, "");
+    const FILE_SERVER: (u16, &str) = (404, "<html></html>");
+    let (outcome, _) = check(&[FUNCTION, NO_LIMIT, MAPPINGS, BUSY, BUSY, BUSY, URL, DEAD_LETTERS, MISSING]);
+    outcome.expect_code(69).expect_sentence(&["was not checked to the end"]);
+    let (outcome, _) = check(&[FILE_SERVER]);
+    outcome.expect_code(78).expect_sentence(&["is not AWS (HTTP status 404", "check --endpoint-url"]);
 }
 
 #[test]
@@ -70,10 +107,10 @@ fn a_setting_that_loses_work_fails_after_all_findings() {
             {"State":"Enabled","BatchSize":10,"EventSourceArn":"arn:aws:sqs:us-east-1:123456789012:payments"}]}"#,
     );
     const SHORT: (u16, &str) = (200, r#"{"Attributes":{"VisibilityTimeout":"20","MessageRetentionPeriod":"345600"}}"#);
-    let (outcome, _) = check(&[FUNCTION, NO_LIMIT, WITHOUT, URL, SHORT]);
+    let (outcome, _) = check(&[FUNCTION, NO_LIMIT, WITHOUT, URL, SHORT, MISSING]);
     let outcome = outcome.expect_code(78).expect_sentence(&["function `payments:live` failed the check"]);
     let lines: Vec<_> = outcome.stdout.lines().collect();
-    let [responses, visibility, redrive] = lines[..] else { panic!("{lines:#?}") };
+    let [responses, visibility, redrive, _events, _permissions] = lines[..] else { panic!("{lines:#?}") };
     assert!(responses.starts_with("failed  queue `payments`: FunctionResponseTypes"), "{responses}");
     assert!(visibility.starts_with("failed  queue `payments`: VisibilityTimeout of the queue is 20s"), "{visibility}");
     assert!(redrive.starts_with("failed  queue `payments`: the queue has no RedrivePolicy"), "{redrive}");
@@ -81,7 +118,7 @@ fn a_setting_that_loses_work_fails_after_all_findings() {
 
 #[test]
 fn a_denied_read_is_named_and_hides_nothing_else() {
-    let (outcome, _) = check(&[DENIED, DENIED, MAPPINGS, URL, DENIED]);
+    let (outcome, _) = check(&[DENIED, DENIED, MAPPINGS, URL, DENIED, URL, DEAD_LETTERS, DENIED]);
     outcome.expect_code(0).expect_stdout(
         "warning lambda:GetFunctionConfiguration: the function's timeout and environment were not read: allow \
          lambda:GetFunctionConfiguration (User x is not authorized)\n\
@@ -89,7 +126,10 @@ fn a_denied_read_is_named_and_hides_nothing_else() {
          lambda:GetFunctionConcurrency (User x is not authorized)\n\
          warning sqs:GetQueueAttributes: queue `payments` was not checked: allow sqs:GetQueueAttributes (User x is not \
          authorized)\n\
-         passed  stream of table `orders`: the mapping has no setting that loses work\n",
+         passed  stream of table `orders`: the mapping has no setting that loses work\n\
+         warning lambda:GetFunctionEventInvokeConfig: the retries and the destination of asynchronous events were not read: \
+         allow lambda:GetFunctionEventInvokeConfig (User x is not authorized)\n\
+         passed  permissions: not looked at: the role also needs the actions on its sources, destinations and table\n",
     );
     let (outcome, _) = check(&[FUNCTION, NO_LIMIT, DENIED]);
     let outcome = outcome.expect_code(78);
@@ -101,9 +141,7 @@ fn a_denied_read_is_named_and_hides_nothing_else() {
 
 #[test]
 fn a_mapping_whose_queue_is_missing_fails() {
-    const NO_QUEUE: (u16, &str) =
-        (400, r#"{"__type":"com.amazonaws.sqs#QueueDoesNotExist","message":"The specified queue does not exist."}"#);
-    let (outcome, _) = check(&[FUNCTION, NO_LIMIT, MAPPINGS, NO_QUEUE]);
+    let (outcome, _) = check(&[FUNCTION, NO_LIMIT, MAPPINGS, NO_QUEUE, URL, DEAD_LETTERS, MISSING]);
     let outcome = outcome.expect_code(78);
     let line = "failed  queue `payments`: there is no such queue in region us-east-1 of account 123456789012";
     assert!(outcome.stdout.starts_with(line), "{outcome:?}");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use aws_sdk_dynamodb::types::{
     AttributeValue, BillingMode, ScalarAttributeType, TableStatus, TimeToLiveSpecification, TimeToLiveStatus,
 };
-use lambda_lock::embedded::Intercept;
+use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{ErrorKind, Locks};
 use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
@@ -168,4 +168,27 @@ async fn ttl_stays_off_for_multi_region_strong_consistency() {
         locks.create_table().await.unwrap();
         assert_eq!(ttl(&world).await.0, Some(TimeToLiveStatus::Disabled));
     }
+}
+
+/// An emulator without TTL.
+#[derive(Debug)]
+struct WithoutTtl;
+
+impl Intercept for WithoutTtl {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "UpdateTimeToLive" {
+            answer.status = 400;
+            answer.body = json!({ "__type": "com.amazonaws.dynamodb.v20120810#UnknownOperationException" });
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_without_ttl_is_named_as_such() {
+    let world = World::without_table();
+    let locks = world.locks(&world.host().intercept(WithoutTtl).build()).build().unwrap();
+    let error = locks.create_table().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("is there, but this endpoint has no TTL"), "{error}");
+    locks.acquire("job").await.unwrap().release().await.unwrap();
 }
