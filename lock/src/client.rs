@@ -1,8 +1,8 @@
 //! `client_config`: the retries and timeouts of a DynamoDB client for locks. `FirstRetry`: which retry does not wait.
 //! `for_locks`: the client of the requests of locks. `SdkAttempts`: which attempts were answered.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use aws_config::SdkConfig;
@@ -15,12 +15,14 @@ use aws_smithy_runtime_api::client::interceptors::context::{
     BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
 };
 use aws_smithy_runtime_api::client::interceptors::{Intercept, dyn_dispatch_hint};
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use aws_smithy_runtime_api::client::retries::RequestAttempts;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::{ConfigBag, Storable, StoreReplace};
 use aws_smithy_types::retry::RetryConfig;
 use aws_smithy_types::timeout::TimeoutConfig;
 
+use crate::clock::{Offset, Reading, since_epoch};
 use crate::connections::{Connections, has_no_answer};
 use crate::error::{is_conflict, is_throttle};
 use crate::random;
@@ -188,8 +190,8 @@ fn without_wait(retries: RetryConfig) -> RetryConfig {
     }
 }
 
-/// Records whether DynamoDB answered all attempts of a request. The SDK retries internally and only reports the last
-/// attempt, but an earlier, unanswered attempt can still arrive.
+/// Records whether DynamoDB answered all attempts of a request, and its time in the last answer. The SDK retries internally and
+/// only reports the last attempt, but an earlier, unanswered attempt can still arrive.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SdkAttempts(Arc<State>);
 
@@ -199,6 +201,14 @@ struct State {
     leaves_prevented: bool,
     is_under_way: AtomicBool,
     is_unanswered: AtomicBool,
+    times: Mutex<Times>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    /// When the first attempt was sent, by this host's clock: its time is in all of them.
+    sent: Option<Duration>,
+    last: Option<Reading>,
 }
 
 impl SdkAttempts {
@@ -219,6 +229,21 @@ impl SdkAttempts {
 
     pub(crate) fn is_unanswered(&self) -> bool {
         self.0.is_unanswered.load(Ordering::Relaxed) || self.0.is_under_way.load(Ordering::Relaxed)
+    }
+
+    /// Returns DynamoDB's time in the last answer that had one.
+    pub(crate) fn reading(&self) -> Option<Reading> {
+        self.times(|times| times.last)
+    }
+
+    /// Returns how far this host's clock is off, if it is off by more than the clock skew: then no guarantee holds.
+    pub(crate) fn wrong_clock(&self, skew: Duration) -> Option<Offset> {
+        self.reading().map(Reading::offset).filter(|offset| offset.by > skew)
+    }
+
+    /// The times are plain values, so a panic cannot leave them half-written.
+    fn times<T>(&self, of: impl FnOnce(&mut Times) -> T) -> T {
+        of(&mut self.0.times.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -248,6 +273,9 @@ pub(crate) fn shareable(client: Client) -> Client {
 /// Returns a client for the requests of locks, on the connections of this one. It tells [`SdkAttempts`] about its attempts.
 pub(crate) fn for_locks(client: &Client) -> Client {
     let config = client.config().to_builder().interceptor(Recorder);
+    // AWS refuses a clock that is more than five minutes off, which protects the lock. The SDK would sign again with AWS's time.
+    // It would also take half of the time for which Lambda freezes a request for a wrong clock, so that AWS refuses the next.
+    let config = config.disable_clock_skew_correction(true);
     // All requests of locks are limited in time, and small. Watching how fast they flow would only cost CPU time.
     let config = config.stalled_stream_protection(StalledStreamProtectionConfig::disabled());
     Client::from_conf(config.build())
@@ -265,13 +293,15 @@ impl Intercept for Recorder {
     fn read_before_transmit(
         &self,
         _: &BeforeTransmitInterceptorContextRef<'_>,
-        _: &RuntimeComponents,
+        components: &RuntimeComponents,
         _: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let _other_requests = OF_REQUEST.try_with(|SdkAttempts(state)| {
+        let _other_requests = OF_REQUEST.try_with(|attempts| {
+            let SdkAttempts(state) = attempts;
             if state.is_under_way.swap(true, Ordering::Relaxed) {
                 state.is_unanswered.store(true, Ordering::Relaxed);
             }
+            attempts.times(|times| times.sent = times.sent.or_else(|| Some(now(components))));
         });
         Ok(())
     }
@@ -279,9 +309,17 @@ impl Intercept for Recorder {
     fn read_after_attempt(
         &self,
         context: &FinalizerInterceptorContextRef<'_>,
-        _: &RuntimeComponents,
+        components: &RuntimeComponents,
         config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
+        let _other_requests = OF_REQUEST.try_with(|attempts| {
+            let headers = context.response().map(HttpResponse::headers);
+            attempts.times(|times| {
+                let reading = times.sent.zip(headers);
+                let reading = reading.and_then(|(sent, headers)| Reading::new(sent, now(components), headers));
+                times.last = reading.or(times.last);
+            });
+        });
         let Some(Err(error)) = context.output_or_error() else { return Ok(()) };
         // Only a refusal counts. After a server error the request may have been applied.
         let is_refusal = context.response().is_some_and(|response| response.status().is_client_error());
@@ -302,6 +340,11 @@ impl Intercept for Recorder {
         }
         Ok(())
     }
+}
+
+/// Returns the time of the client's clock.
+fn now(components: &RuntimeComponents) -> Duration {
+    since_epoch(components.time_source().unwrap_or_default().now())
 }
 
 #[cfg(test)]

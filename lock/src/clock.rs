@@ -3,10 +3,17 @@
 //! The wall clock is the SDK client's time source, so the code that builds the client controls it. The monotonic clock is
 //! tokio's, so a paused runtime controls it. A lease ends when either clock says so: the wall clock can be set back, and
 //! the monotonic clock can stand still while Lambda freezes the environment.
+//!
+//! Each answer of DynamoDB has its time. A host whose clock cannot be right by it knows that no lease means anything there.
 
+use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use aws_smithy_async::time::SharedTimeSource;
+use aws_smithy_runtime_api::http::Headers;
+use aws_smithy_types::DateTime;
+use aws_smithy_types::date_time::Format;
+use humantime::format_duration;
 use tokio::time::Instant;
 
 #[derive(Clone, Debug)]
@@ -35,6 +42,63 @@ pub(crate) struct Lease {
     pub(crate) end: u64,
     /// The TTL, in seconds since the epoch.
     pub(crate) expiration: u64,
+}
+
+/// The time at DynamoDB when it wrote an answer, which lies between two readings of this host's clock. All are since the Unix
+/// epoch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    sent: Duration,
+    received: Duration,
+    /// Whole seconds.
+    date: Duration,
+}
+
+/// How far this host's clock is from DynamoDB's, at least.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offset {
+    pub(crate) by: Duration,
+    pub(crate) is_ahead: bool,
+}
+
+impl Reading {
+    /// Returns `None` if the answer has no time of its own, as one from a cache.
+    pub(crate) fn new(sent: Duration, received: Duration, answer: &Headers) -> Option<Self> {
+        let date = answer.get("date").filter(|_| answer.get("age").is_none())?;
+        let date = DateTime::from_str(date, Format::HttpDate).ok()?;
+        Some(Self { sent, received, date: Duration::from_secs(u64::try_from(date.secs()).ok()?) })
+    }
+
+    /// Returns the smallest offset that explains the reading. DynamoDB's clock was within the second of the date.
+    pub(crate) fn offset(self) -> Offset {
+        let ahead = self.sent.saturating_sub(self.next_second());
+        Offset { by: ahead.max(self.date.saturating_sub(self.received)), is_ahead: !ahead.is_zero() }
+    }
+
+    /// Returns the largest offset that explains the reading.
+    pub(crate) fn most(self) -> Duration {
+        self.received.saturating_sub(self.date).max(self.next_second().saturating_sub(self.sent))
+    }
+
+    fn next_second(self) -> Duration {
+        self.date + Duration::from_secs(1)
+    }
+}
+
+impl Offset {
+    /// Returns the same moment with the wall clock set right, or later by about a second if the clock is ahead.
+    pub(crate) fn correct(self, now: Moment) -> Moment {
+        let wall =
+            if self.is_ahead { now.wall.saturating_sub(self.by) } else { now.wall.saturating_add(self.by) };
+        Moment { wall, ..now }
+    }
+}
+
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let direction = if self.is_ahead { "ahead of" } else { "behind" };
+        write!(f, "at least {} {direction} DynamoDB's", format_duration(Duration::from_millis(millis(self.by))))
+    }
 }
 
 impl Clock {

@@ -4,13 +4,16 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::error::Error as StdError;
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, io};
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_runtime_api::client::dns::ResolveDnsError;
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use aws_smithy_types::retry::ErrorKind as RetryKind;
+use humantime::format_duration;
 
+use crate::clock::Offset;
 use crate::holder::Holder;
 use crate::text::{printable, printable_up_to};
 
@@ -19,6 +22,10 @@ const LONGEST_REASON: usize = 1024;
 
 /// What to do without transactions instead of several keys.
 pub(crate) const ONE_KEY_INSTEAD: &str = "lock one key that stands for all of them";
+
+/// What to do about a wrong clock.
+pub(crate) const REMEDY: &str =
+    "synchronize the clock with NTP, or set a larger LocksBuilder::clock_skew (--clock-skew) on every host";
 
 pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 
@@ -75,6 +82,7 @@ pub struct Error(Box<Inner>);
 /// | [`Throttled`](Self::Throttled) | `throttled` | yes |
 /// | [`Unavailable`](Self::Unavailable) | `unavailable` | yes |
 /// | [`Conflict`](Self::Conflict) | `conflict` | yes |
+/// | [`ClockSkew`](Self::ClockSkew) | `clock_skew` | no |
 /// | [`AccessDenied`](Self::AccessDenied) | `access_denied` | no |
 /// | [`TableNotFound`](Self::TableNotFound) | `table_not_found` | no |
 /// | [`MalformedRow`](Self::MalformedRow) | `malformed_row` | no |
@@ -117,6 +125,9 @@ pub enum ErrorKind {
     /// of another region, in a table with
     /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency).
     Conflict,
+    /// This host's clock differs from DynamoDB's by more than the [clock skew](crate::LocksBuilder::clock_skew), so a lease
+    /// means nothing here. The message says by how much, and in which direction. An acquire has taken nothing.
+    ClockSkew,
     /// The caller lacks an IAM action for this table or key, or AWS does not accept its credentials: the message says which.
     AccessDenied,
     /// The table does not exist in this account and region, or it is still being created.
@@ -163,6 +174,7 @@ impl ErrorKind {
             Self::Throttled => "throttled",
             Self::Unavailable => "unavailable",
             Self::Conflict => "conflict",
+            Self::ClockSkew => "clock_skew",
             Self::AccessDenied => "access_denied",
             Self::TableNotFound => "table_not_found",
             Self::MalformedRow => "malformed_row",
@@ -280,6 +292,8 @@ pub(crate) enum Cause {
     Throttled,
     Unavailable,
     Conflict,
+    /// How far this host's clock is off, which is more than the clock skew, the second value.
+    ClockSkew(Offset, Duration),
     AccessDenied,
     /// AWS does not accept the credentials: they have expired, are wrong, or were signed by a wrong clock.
     CredentialsRefused,
@@ -434,6 +448,7 @@ impl Error {
             Cause::Throttled => ErrorKind::Throttled,
             Cause::Unavailable | Cause::HostNotFound => ErrorKind::Unavailable,
             Cause::Conflict => ErrorKind::Conflict,
+            Cause::ClockSkew(..) => ErrorKind::ClockSkew,
             Cause::AccessDenied | Cause::CredentialsRefused => ErrorKind::AccessDenied,
             Cause::TableNotFound => ErrorKind::TableNotFound,
             Cause::MalformedRow(_) => ErrorKind::MalformedRow,
@@ -507,6 +522,7 @@ impl Error {
             ErrorKind::Throttled => "LockThrottled",
             ErrorKind::Unavailable => "LockUnavailable",
             ErrorKind::Conflict => "LockConflict",
+            ErrorKind::ClockSkew => "LockClockSkew",
             ErrorKind::AccessDenied => "LockAccessDenied",
             ErrorKind::TableNotFound => "LockTableNotFound",
             ErrorKind::MalformedRow => "LockMalformedRow",
@@ -803,6 +819,11 @@ impl Error {
             ),
             Cause::Unavailable => write!(f, "DynamoDB did not answer for {what}{tries}: retry"),
             Cause::Conflict => write!(f, "other requests change {what} at the same time{tries}: retry"),
+            Cause::ClockSkew(offset, skew) => write!(
+                f,
+                "this host's clock is {offset}, more than the clock skew of {}, so no lock on {what} holds here: {REMEDY}",
+                format_duration(*skew)
+            ),
             Cause::AccessDenied => write!(
                 f,
                 "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \

@@ -81,7 +81,7 @@ impl Acquiring {
         let unanswered = || acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table);
         let is_unanswered = reply.is_none();
         let answer = reply.map(|reply| answer(&self.asking.request(), reply)).ok_or_else(unanswered);
-        self.on(Event::Answered { answer, is_unanswered }, now)
+        self.on(Event::Answered { answer, is_unanswered, wrong_clock: None }, now)
     }
 
     fn on(&mut self, event: Event, now: Clocks) -> Step {

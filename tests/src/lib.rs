@@ -1,6 +1,7 @@
 //! Code that the tests share: a DynamoDB to run on, and the histories.
 #![allow(clippy::missing_panics_doc, reason = "a test panics when it cannot continue")]
 
+pub mod clock_history;
 pub mod coalesce_history;
 mod consumer;
 mod guarantee;
@@ -39,7 +40,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
-pub use late::{Late, Refuse, Repeats, StepsClock};
+pub use late::{Late, Refuse, Repeats, StepsClock, Undated};
 pub use world::{Row, World, engine_with_latency};
 
 /// The number in this environment variable.

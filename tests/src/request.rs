@@ -20,6 +20,8 @@ pub enum Purpose {
     Reserve,
     /// Gives up the attempts of an acquire that has ended without the key.
     Withdraw,
+    /// Puts back the row that an acquire by a wrong clock has replaced.
+    PutBack,
     /// Moves the end of the lease.
     Renew,
     /// Moves the end of the lease, with a ticket.
@@ -472,9 +474,10 @@ fn of_permit_named(condition: &Condition, update: &Update) -> Option<(Purpose, S
 fn of_row(condition: &Condition, update: &Update) -> Option<Purpose> {
     let set = |name: &str| update.set.iter().find(|(path, _)| path.attribute == name).map(|(_, operand)| operand);
     let has = |name: &str| set(name).is_some();
-    let paths = update.set.iter().chain(&update.add).map(|(path, _)| path).chain(&update.remove);
+    let paths = || update.set.iter().chain(&update.add).map(|(path, _)| path).chain(&update.remove);
     let purpose = match () {
         () if is_never_met(condition) => Purpose::Look,
+        () if has("withdrawn") && paths().map(Path::name).any(|name| name == "held_since") => Purpose::PutBack,
         () if has(DUE) => Purpose::Call,
         () if has(ASKED) => Purpose::Ask,
         () if has("tail") => Purpose::Join,
@@ -490,7 +493,7 @@ fn of_row(condition: &Condition, update: &Update) -> Option<Purpose> {
         () if has(LEASE_END) && is_by_ticket(condition) => Purpose::RenewByTicket,
         () if has(LEASE_END) => Purpose::Renew,
         () if has("sequence") => Purpose::KeepByTicket,
-        () if paths.map(Path::name).any(|name| ATTRIBUTES.contains(&name)) => return None,
+        () if paths().map(Path::name).any(|name| ATTRIBUTES.contains(&name)) => return None,
         () => Purpose::Own,
     };
     Some(purpose)

@@ -850,7 +850,7 @@ async fn a_payment_that_was_made_is_not_made_again_after_a_redrive() {
     let world = World::new().await;
     deliver(&world, 1, &[payment("rent", 0)]).await;
     // The longest retention of the queue, of the dead-letter queue, and of the queue again.
-    let later = world.host().clock_ahead(Duration::from_hours(42 * 24)).build();
+    let later = world.host().later(Duration::from_hours(42 * 24)).build();
     assert_eq!(deliver_to(&world, &later, 1, &[payment("rent", 0)]).await, [0_usize; 0]);
     assert_eq!(times_paid(&world, "rent").await, 1);
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use lambda_lock_tests::history::{self, Counted, Mutation, Outcome, Twisted, liveness};
 use lambda_lock_tests::{
-    coalesce_history, idempotency_history, long_run, on_all_cores, queue_history, rate_history, semaphore_history,
+    clock_history, coalesce_history, idempotency_history, long_run, on_all_cores, queue_history, rate_history, semaphore_history,
     several_history, shared_history, stream_history, variable,
 };
 
@@ -176,6 +176,7 @@ histories_of! {
     shards: 100 of stream_history::run, stream_history::MUTATIONS;
     semaphores: 100 of semaphore_history::run, [&semaphore_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
     sets: 100 of several_history::run, [&several_history::MUTATIONS[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
+    clocks: 100 of clock_history::run, clock_history::MUTATIONS;
     coalesced: 100 of coalesce_history::run, coalesce_history::MUTATIONS;
     rates: 100 of rate_history::run, rate_history::MUTATIONS;
     shared: 100 of shared_history::run, [&shared_history::MUTATIONS[..], &liveness::OF_ROWS].concat();

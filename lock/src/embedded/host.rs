@@ -72,12 +72,18 @@ impl Host {
         self.clock.now()
     }
 
-    /// Sets the wall clock forward, as after a frozen sandbox resumes. The monotonic clock does not change.
+    /// Lets this much time pass for this host, as while Lambda freezes it: its wall clock and the time in DynamoDB's answers
+    /// to it move on. The monotonic clock does not change, and neither do other hosts.
     pub fn advance_clock(&self, by: Duration) {
-        self.clock.advance(by);
+        self.clock.pass(by);
     }
 
-    /// Sets the wall clock back, as a time server does. The monotonic clock does not change.
+    /// Sets the wall clock forward, so that it is wrong. The monotonic clock does not change.
+    pub fn set_clock_forward(&self, by: Duration) {
+        self.clock.set_forward(by);
+    }
+
+    /// Sets the wall clock back, so that it is wrong. The monotonic clock does not change.
     pub fn set_clock_back(&self, by: Duration) {
         self.clock.set_back(by);
     }
@@ -120,13 +126,19 @@ impl HostBuilder {
         }
     }
 
-    /// Sets the clock ahead by this much.
-    pub fn clock_ahead(self, by: Duration) -> Self {
-        self.clock.advance(by);
+    /// Makes a host of a later time, as [`Host::advance_clock`] does: for a test of what follows when a lease has ended.
+    pub fn later(self, by: Duration) -> Self {
+        self.clock.pass(by);
         self
     }
 
-    /// Sets the clock behind by this much.
+    /// Sets the clock ahead by this much: it is wrong.
+    pub fn clock_ahead(self, by: Duration) -> Self {
+        self.clock.set_forward(by);
+        self
+    }
+
+    /// Sets the clock behind by this much: it is wrong.
     pub fn clock_behind(self, by: Duration) -> Self {
         self.clock.set_back(by);
         self
@@ -154,7 +166,7 @@ impl HostBuilder {
     pub fn build(self) -> Host {
         random::simulate();
         let clock = Arc::new(self.clock);
-        let network = Arc::new(Network::new(self.backend, self.faults, self.intercepts));
+        let network = Arc::new(Network::new(self.backend, Arc::clone(&clock), self.faults, self.intercepts));
         // By default clients share the token bucket that limits retries. Hosts must not.
         let tokens = RetryPartition::custom("host").token_bucket(TokenBucket::default()).build();
         let config = self

@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use super::dynamodb::DynamoDb;
 use super::faults::{Delivery, Fate, Faults};
+use super::time::HostClock;
 use crate::clock::monotonic;
 
 /// An observer of a host's traffic, which may change requests and answers.
@@ -65,12 +66,15 @@ pub struct Answer {
     pub status: u16,
     /// The JSON body.
     pub body: Value,
+    /// The header `Date`. Without it, a client cannot tell whether its clock is right.
+    pub date: Option<String>,
 }
 
 /// A host's connections to its DynamoDB.
 #[derive(Debug)]
 pub(super) struct Network {
     backend: Backend,
+    clock: Arc<HostClock>,
     faults: Option<Mutex<Faults>>,
     intercepts: Vec<Box<dyn Intercept>>,
     requests: AtomicU64,
@@ -84,9 +88,15 @@ pub(super) enum Backend {
 }
 
 impl Network {
-    pub(super) fn new(backend: Backend, faults: Option<Faults>, intercepts: Vec<Box<dyn Intercept>>) -> Self {
+    pub(super) fn new(
+        backend: Backend,
+        clock: Arc<HostClock>,
+        faults: Option<Faults>,
+        intercepts: Vec<Box<dyn Intercept>>,
+    ) -> Self {
         Self {
             backend,
+            clock,
             faults: faults.map(Mutex::new),
             intercepts,
             requests: AtomicU64::new(0),
@@ -227,22 +237,28 @@ impl Connection {
         let (status, date) = (response.status().as_u16(), response.headers().get(DATE).map(str::to_owned));
         let bytes = ByteStream::new(response.into_body()).collect().await;
         let bytes = bytes.map_err(|error| ConnectorError::io(error.into()))?.into_bytes();
-        let mut answer = Answer { status, body: json(&bytes)? };
+        let mut answer = Answer { status, body: json(&bytes)?, date };
         for intercept in intercepts {
             intercept.answer(&operation, &body, &mut answer);
         }
-        response_of(answer.status, answer.body.to_string().into_bytes(), date)
+        response_of(answer.status, answer.body.to_string().into_bytes(), answer.date)
     }
 
     async fn apply(&self, operation: &str, request: HttpRequest) -> Result<HttpResponse, ConnectorError> {
+        // An HTTP server sends its time with each response. Another emulator does not know that of this host.
+        let date = DateTime::from(self.network.clock.right()).fmt(Format::HttpDate).ok();
         match (&self.network.backend, &self.wire) {
             (Backend::Embedded(dynamodb), _) => {
                 let (status, body) = dynamodb.execute(operation, request.body().bytes().unwrap_or_default());
-                // An HTTP server sends its time with each response.
-                let now = DateTime::from(dynamodb.now()).fmt(Format::HttpDate);
-                response_of(status, body, now.ok())
+                response_of(status, body, date)
             }
-            (Backend::Http(_), Some(wire)) => wire.call(request).await,
+            (Backend::Http(_), Some(wire)) => {
+                let mut response = wire.call(request).await?;
+                if let Some(date) = date {
+                    response.headers_mut().insert(DATE, date);
+                }
+                Ok(response)
+            }
             (Backend::Http(_), None) => Err(broken("there is no connection")),
         }
     }

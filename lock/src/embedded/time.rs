@@ -46,10 +46,12 @@ impl DatabaseClock for TrueTime {
     }
 }
 
-/// A host's clock: true time plus an offset and a drift.
+/// A host's clock: its time plus an offset and a drift.
 #[derive(Debug)]
 pub(super) struct HostClock {
     time: TrueTime,
+    /// How much later than true time it is for this host, in microseconds.
+    later: AtomicI64,
     /// Microseconds; negative if the clock is behind.
     offset: AtomicI64,
     /// Seconds gained a second.
@@ -59,10 +61,19 @@ pub(super) struct HostClock {
 
 impl HostClock {
     pub(super) fn new(time: TrueTime) -> Self {
-        Self { time, offset: AtomicI64::new(0), drift: 0.0, max_error: Duration::MAX }
+        Self { time, later: AtomicI64::new(0), offset: AtomicI64::new(0), drift: 0.0, max_error: Duration::MAX }
     }
 
-    pub(super) fn advance(&self, by: Duration) {
+    pub(super) fn pass(&self, time: Duration) {
+        self.later.fetch_add(micros(time), Ordering::Relaxed);
+    }
+
+    /// Returns the time that is right for this host: that of its DynamoDB.
+    pub(super) fn right(&self) -> SystemTime {
+        self.time.now() + Duration::from_micros(self.later.load(Ordering::Relaxed).unsigned_abs())
+    }
+
+    pub(super) fn set_forward(&self, by: Duration) {
         self.offset.fetch_add(micros(by), Ordering::Relaxed);
     }
 
@@ -85,7 +96,7 @@ impl HostClock {
         let max_error = micros(self.max_error);
         let ahead = self.offset.load(Ordering::Relaxed).saturating_add(drifted).clamp(-max_error, max_error);
         let by = Duration::from_micros(ahead.unsigned_abs());
-        if ahead < 0 { self.time.now() - by } else { self.time.now() + by }
+        if ahead < 0 { self.right() - by } else { self.right() + by }
     }
 }
 

@@ -6,7 +6,7 @@ use super::acquire::Acquire;
 use super::attempt::Turn;
 use super::held::Lock;
 use super::wait::{self, Memory, Step as InTurn, Turns, Waiting};
-use crate::clock::{Lease, Moment, millis, since_epoch};
+use crate::clock::{Lease, Moment, Offset, millis, since_epoch};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::Holder;
 use crate::limits::{DAY, TIME_TO_ANSWER};
@@ -58,6 +58,8 @@ pub(crate) enum Event {
         answer: Result<Answer, Error>,
         /// An attempt of the SDK was not answered: it may still arrive.
         is_unanswered: bool,
+        /// This host's clock is off by more than the clock skew.
+        wrong_clock: Option<Offset>,
     },
     /// The answers, with when they came.
     Joined(Vec<(usize, Result<Option<Joined>, Error>, Moment)>),
@@ -179,7 +181,9 @@ impl<'a> Asking<'a> {
     /// Takes note of what has happened, and returns the next step.
     pub(crate) fn on(&mut self, event: Event, now: Moment) -> Step {
         match (std::mem::replace(&mut self.phase, Phase::Resuming), event) {
-            (Phase::Asked, Event::Answered { answer, is_unanswered }) => self.answered(answer, is_unanswered, now),
+            (Phase::Asked, Event::Answered { answer, is_unanswered, wrong_clock }) => {
+                self.answered(answer, is_unanswered, wrong_clock, now)
+            }
             (Phase::Withdrawing(AfterWithdrawal::End(ended)), _) => Step::End(*ended),
             (Phase::Withdrawing(AfterWithdrawal::Anew { asks_at_once }), _) => self.anew(asks_at_once, now),
             (Phase::Pausing, Event::Done) => self.plan(now),
@@ -292,11 +296,23 @@ impl<'a> Asking<'a> {
         Step::Send { limit, is_new }
     }
 
-    fn answered(&mut self, answer: Result<Answer, Error>, is_unanswered: bool, now: Moment) -> Step {
+    fn answered(
+        &mut self,
+        answer: Result<Answer, Error>,
+        is_unanswered: bool,
+        wrong_clock: Option<Offset>,
+        now: Moment,
+    ) -> Step {
         let table = &self.acquire.locks.0.table;
         if is_unanswered {
             self.is_unanswered = true;
             self.acquisition.numbers.unanswered = self.number;
+        }
+        if let Some(offset) = wrong_clock {
+            let is_taken = self.acquisition.was_mistaken(offset, self.lease, answer);
+            self.may_have_key = is_taken || self.is_unanswered;
+            let error = self.acquisition.error(Cause::ClockSkew(offset, table.clock_skew), table);
+            return self.give_up(Err(error), now);
         }
         let claim = claim(self.acquire, self.now, self.lease, &self.ranks);
         let claimed = answer.and_then(|answer| self.acquisition.answered(table, &claim, self.number, answer));

@@ -24,7 +24,7 @@ impl Lock {
         if self.hold.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
             return Err(self.error(Cause::Lost(None)));
         }
-        let end = now.wall.saturating_add(window);
+        let end = self.hold.window_end(now, window);
         let mut last_error = None;
         let sent = async {
             let mut delays = RESEND.delays();
@@ -55,7 +55,7 @@ impl Lock {
     pub(crate) fn completion(&self, window: Duration, outcome: Outcome) -> Result<TransactWriteItem, Error> {
         let item = TransactWriteItem::builder();
         Ok(if self.is_enforced() {
-            let end = self.hold.now().wall.saturating_add(window);
+            let end = self.hold.window_end(self.hold.now(), window);
             let (table, last) = (&self.hold.locks.0.table, self.hold.release_number());
             item.update(table.completion(&self.hold.acquisition, last, end, outcome)?).build()
         } else {

@@ -837,6 +837,12 @@ impl Holding {
         self.locks.0.clock.now()
     }
 
+    /// Returns the end of a window that begins now. The clock may have been set back since the acquire, whose answer showed that it
+    /// was right.
+    pub(super) fn window_end(&self, now: Moment, window: Duration) -> Duration {
+        now.wall.max(self.sent.wall.saturating_add(now.since(self.sent))).saturating_add(window)
+    }
+
     /// Returns `acquired_at` in the whole milliseconds of the row.
     fn acquired(&self) -> Duration {
         Duration::from_millis(self.sent.millis())

@@ -303,8 +303,10 @@ impl LocksBuilder {
 
     /// Sets how far the clocks of two hosts may differ: 1 s by default, up to 5 minutes. All hosts must use the same value.
     ///
-    /// Other hosts see the key as free this long after the holder's own deadline. If clocks differ by more, two holders can
-    /// consider themselves valid at once.
+    /// Other hosts see the key as free this long after the holder's own deadline. If a host's clock differs from DynamoDB's by
+    /// more, acquires and renewals there fail with an error of kind [`ClockSkew`](crate::ErrorKind::ClockSkew), as soon as whole
+    /// seconds [show it](crate::docs::reference::times#a-clock-that-is-wrong). Until then, two holders can consider themselves
+    /// valid at once.
     pub fn clock_skew(mut self, clock_skew: Duration) -> Self {
         self.table.clock_skew = clock_skew;
         self

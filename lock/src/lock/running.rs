@@ -143,7 +143,8 @@ impl Running<'_> {
         if answer.is_ok() {
             attempts.was_answered();
         }
-        Event::Answered { answer, is_unanswered: attempts.is_unanswered() }
+        let wrong_clock = attempts.wrong_clock(table.clock_skew);
+        Event::Answered { answer, is_unanswered: attempts.is_unanswered(), wrong_clock }
     }
 
     /// Lets the caller do what it does around each pause because of another holder.

@@ -9,13 +9,12 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::get_item::GetItemOutput;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{TableDescription, TableStatus, TimeToLiveStatus};
-use aws_smithy_types::DateTime;
-use aws_smithy_types::date_time::Format;
 use humantime::format_duration;
 
 use super::create_table::{compare_keys, has_strong_regions};
-use crate::clock::millis;
-use crate::error::{Cause, Error, ErrorKind, is_conflict};
+use crate::client::SdkAttempts;
+use crate::clock::{Reading, millis};
+use crate::error::{Cause, Error, ErrorKind, REMEDY, is_conflict};
 use crate::limits::REQUEST_TIMEOUT;
 use crate::lock::Locks;
 use crate::panics;
@@ -167,21 +166,13 @@ struct Check<'a> {
     locks: &'a Locks,
     findings: Vec<Finding>,
     /// The last answer that had the time at DynamoDB.
-    server_time: Option<ServerTime>,
+    reading: Option<Reading>,
     /// The table has multi-Region strong consistency: by its description, or by the setting without one.
     has_strong_regions: bool,
 }
 
 /// The setting that the check names, and its variable.
 const SETTING: &str = "LocksBuilder::multi_region_strong_consistency (LOCK_MULTI_REGION_STRONG_CONSISTENCY)";
-
-/// The time at DynamoDB, between two times by this host's clock. All are since the Unix epoch.
-struct ServerTime {
-    sent: Duration,
-    received: Duration,
-    /// Whole seconds.
-    date: Duration,
-}
 
 /// A request without a result.
 struct Failure {
@@ -193,7 +184,7 @@ struct Failure {
 impl<'a> Check<'a> {
     fn new(locks: &'a Locks) -> Self {
         let has_strong_regions = locks.0.table.has_strong_regions;
-        Self { locks, findings: Vec::new(), server_time: None, has_strong_regions }
+        Self { locks, findings: Vec::new(), reading: None, has_strong_regions }
     }
 
     fn found(&mut self, subject: &str, verdict: Verdict, message: impl Into<String>) {
@@ -211,32 +202,26 @@ impl<'a> Check<'a> {
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
-        let settings = &self.locks.0;
-        let sent = settings.clock.now().wall;
-        let answer = in_time(REQUEST_TIMEOUT, Box::pin(request)).await;
-        let received = settings.clock.now().wall;
+        let attempts = SdkAttempts::default();
+        let answer = in_time(REQUEST_TIMEOUT, Box::pin(attempts.record(request))).await;
+        self.reading = attempts.reading().or(self.reading);
         let error = match answer {
             Ok(output) => return Ok(Some(output)),
             Err(error) => error,
         };
-        let date = error.raw_response().and_then(|response| response.headers().get("date"));
-        let date = date.and_then(|text| DateTime::from_str(text, Format::HttpDate).ok());
-        if let Some(date) = date.and_then(|date| u64::try_from(date.secs()).ok()) {
-            self.server_time = Some(ServerTime { sent, received, date: Duration::from_secs(date) });
-        }
         let code = error.code().unwrap_or_default();
         if is_conflict(code) || matches!(code, "ConditionalCheckFailedException" | "TransactionCanceledException") {
             return Ok(None);
         }
         let is_denied = code == "AccessDeniedException";
-        Err(Failure { error: Error::from_sdk(error, settings.table.place(), ""), is_denied })
+        Err(Failure { error: Error::from_sdk(error, self.locks.0.table.place(), ""), is_denied })
     }
 
     /// Returns `true` if there is a table to check further.
     async fn table(&mut self) -> bool {
-        let Table { client, name, .. } = &self.locks.0.table;
-        let region = client.config().region().map_or("no region", Region::as_ref).to_owned();
-        let description = match self.ask(client.describe_table().table_name(name).send()).await {
+        let Table { sender, name, .. } = &self.locks.0.table;
+        let region = sender.config().region().map_or("no region", Region::as_ref).to_owned();
+        let description = match self.ask(sender.describe_table().table_name(name).send()).await {
             Ok(output) => output.and_then(|output| output.table).unwrap_or_else(|| TableDescription::builder().build()),
             Err(failure) if failure.is_denied => {
                 let without = "its state and its keys were not checked";
@@ -320,8 +305,8 @@ impl<'a> Check<'a> {
                            (lambda-lock delete-expired) deletes them";
             return self.found("TTL", Verdict::Passed, message);
         }
-        let Table { client, name, .. } = &self.locks.0.table;
-        let description = match self.ask(client.describe_time_to_live().table_name(name).send()).await {
+        let Table { sender, name, .. } = &self.locks.0.table;
+        let description = match self.ask(sender.describe_time_to_live().table_name(name).send()).await {
             Ok(output) => output.and_then(|output| output.time_to_live_description),
             Err(failure) if failure.is_denied => {
                 let without = "TTL was not checked";
@@ -422,29 +407,20 @@ impl<'a> Check<'a> {
     }
 
     fn clock(&mut self) {
-        let Some(ServerTime { sent, received, date }) = self.server_time else {
+        let Some(reading) = self.reading else {
             return self.found("clock", Verdict::Warning, "not checked: no answer had a date");
         };
-        // When DynamoDB wrote the answer, its clock was within the second of the date, and ours between `sent` and `received`.
-        let next = date + Duration::from_secs(1);
-        let (ahead, behind) = (sent.saturating_sub(next), date.saturating_sub(received));
-        let least = ahead.max(behind);
-        let most = received.saturating_sub(date).max(next.saturating_sub(sent));
-        let skew = self.locks.0.table.clock_skew;
-        let [at_least, at_most, allowed] = [least, most, skew].map(|time| format_duration(in_millis(time)));
-        let direction = if ahead.is_zero() { "behind" } else { "ahead of" };
-        let remedy =
-            "synchronize the clock with NTP, or set a larger LocksBuilder::clock_skew (--clock-skew) on every host";
-        if least > skew {
-            let message = format!(
-                "at least {at_least} {direction} DynamoDB's, more than the clock skew of {allowed}, so two holders can have a \
-                 key at once: {remedy}"
-            );
+        let (offset, skew) = (reading.offset(), self.locks.0.table.clock_skew);
+        let [at_least, at_most, allowed] =
+            [offset.by, reading.most(), skew].map(|time| format_duration(Duration::from_millis(millis(time))));
+        if offset.by > skew {
+            let message =
+                format!("{offset}, more than the clock skew of {allowed}, so nothing is locked here: {REMEDY}");
             self.found("clock", Verdict::Failed, message);
-        } else if least > skew / 2 {
+        } else if offset.by > skew / 2 {
             let message = format!(
-                "at least {at_least} {direction} DynamoDB's, more than half of the clock skew of {allowed}: another host can be \
-                 as far off in the other direction: {remedy}"
+                "{offset}, more than half of the clock skew of {allowed}: another host can be as far off in the other \
+                 direction: {REMEDY}"
             );
             self.found("clock", Verdict::Warning, message);
         } else {
@@ -454,10 +430,6 @@ impl<'a> Check<'a> {
             self.found("clock", Verdict::Passed, message);
         }
     }
-}
-
-fn in_millis(time: Duration) -> Duration {
-    Duration::from_millis(millis(time))
 }
 
 impl Failure {

@@ -7,8 +7,9 @@ use super::expression::{Attribute as _, Condition, Rendered, all, any, count, no
 use super::names::{EXPIRATION, LEASE_END};
 use super::read::{Cursor, is_written_by_locks, string_at};
 use super::table::{Table, in_time};
+use crate::client::SdkAttempts;
 use crate::clock::{Moment, millis};
-use crate::error::{Error, is_conflict};
+use crate::error::{Cause, Error, is_conflict};
 use crate::limits::REQUEST_TIMEOUT;
 
 /// How many rows are deleted at once.
@@ -22,7 +23,11 @@ impl Table {
         let is_old = self.is_ours().and(is_written_by_locks()).and(self.is_expired(now));
         let (key, filter) = Rendered::of_list(&[self.key_path()], &is_old);
         // Not consistent, at half the price: the deletion of a row that has changed is refused.
-        let page = self.scan_page(after, key, filter, false).await?;
+        let attempts = SdkAttempts::default();
+        let page = attempts.record(self.scan_page(after, key, filter, false)).await?;
+        if let Some(offset) = attempts.wrong_clock(self.clock_skew) {
+            return Err(Error::new(Cause::ClockSkew(offset, self.clock_skew), self.place(), ""));
+        }
         let keys = page.items.unwrap_or_default().into_iter().filter_map(|mut row| {
             let id = string_at(&mut row, self.key_attribute()).ok()??;
             id.strip_prefix(&self.key_prefix).map(str::to_owned)

@@ -8,6 +8,7 @@ use super::names::MAX_SEQUENCE;
 use super::place::{Hold, Release, ask, number_of_release};
 use super::table::Table;
 use super::write::{Answer, Write};
+use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, HolderKind};
@@ -137,6 +138,8 @@ struct Withdrawing {
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 enum Phase {
+    /// The row that an attempt with a wrong clock has replaced comes back.
+    PuttingBack,
     GivingUp,
     /// `is_last`: the numbers were given up.
     Freeing {
@@ -151,7 +154,9 @@ impl Withdrawing {
         let (last, seen) = (acquisition.numbers.sent, None);
         let mut this = Self { acquisition, keeps, last, seen, tries: 0, phase: Phase::GivingUp };
         // One row refuses all that a late attempt asks for, and shows one key only.
-        if this.acquisition.kind.transact.is_some() && !keeps {
+        if this.acquisition.replaced().is_some() {
+            this.phase = Phase::PuttingBack;
+        } else if this.acquisition.kind.transact.is_some() && !keeps {
             this.free(this.acquisition.kind.all_keys().to_vec(), last, false, now);
         }
         this
@@ -164,9 +169,10 @@ impl Withdrawing {
 
     /// Returns the next request, or `None` after the last one.
     fn request<'b>(&'b self, table: &'b Table, now: Moment) -> Option<Write<'b>> {
+        let place = self.acquisition.place(table, self.acquisition.key());
         match &self.phase {
+            Phase::PuttingBack => Some(place.put_back(self.last, self.acquisition.replaced()?).into()),
             Phase::GivingUp if self.tries < TRIES => {
-                let place = self.acquisition.place(table, self.acquisition.key());
                 Some(place.withdraw(self.last, self.seen.as_ref(), now).into())
             }
             Phase::Freeing { releasing, .. } => releasing.request(table),
@@ -177,6 +183,12 @@ impl Withdrawing {
     /// Takes note of the answer.
     fn on(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<(), Error> {
         match std::mem::replace(&mut self.phase, Phase::GivingUp) {
+            Phase::PuttingBack => {
+                if matches!(answer, Answer::Applied(_)) {
+                    self.phase = Phase::Done;
+                }
+                Ok(())
+            }
             Phase::GivingUp => self.given_up(table, answer, now),
             Phase::Freeing { mut releasing, is_last } => {
                 releasing.on(table, answer);
@@ -304,7 +316,8 @@ impl Acquisition {
 }
 
 impl Table {
-    /// Moves the end of the lease, if this owner holds all keys and the lease has not ended. One request.
+    /// Moves the end of the lease, if this owner holds all keys and the lease has not ended. One request. The lock counts as lost
+    /// if this host's clock is wrong.
     pub(crate) async fn renew(
         &self,
         acquisition: &Acquisition,
@@ -316,7 +329,14 @@ impl Table {
         let (keys, own) = (acquisition.kind.all_keys(), acquisition.numbers.own);
         let update = |key| acquisition.place(self, key).renew(own, sequence, now, lease, data);
         let write = Write::new(keys.iter().map(|key| update(key)).collect(), acquisition.kind.transact);
-        let Answer::Refused(refused) = self.write(write, None).await? else {
+        let attempts = SdkAttempts::leaving_prevented();
+        let answer = self.write(write, Some(&attempts)).await;
+        // The lease that it wrote means something else to other hosts, so the lock is lost, and a release frees the key.
+        if let Some(offset) = attempts.wrong_clock(self.clock_skew) {
+            let error = acquisition.error(Cause::ClockSkew(offset, self.clock_skew), self);
+            return Ok(Renewed::Lost { error, has_others: true });
+        }
+        let Answer::Refused(refused) = answer? else {
             return Ok(Renewed::Extended);
         };
         // An earlier attempt of this renewal was applied to the others; its answer was lost.
@@ -384,6 +404,7 @@ impl Table {
         clock: impl Fn() -> Moment,
         keeps: bool,
     ) -> Result<(), Error> {
+        let clock = || acquisition.corrected(clock());
         let mut withdrawing = Withdrawing::start(acquisition.clone(), keeps, clock());
         // Lambda may have frozen this process since the last request, and a row with an old TTL is deleted too early.
         while let Some(request) = withdrawing.request(self, clock()) {
@@ -430,7 +451,8 @@ impl Acquisition {
     fn end_of(&self, now: Moment) -> Release<'static> {
         // A permit's attempts were given up before.
         let number = if self.kind.permits.is_some() { 0 } else { self.release_number(now) };
-        Release { number, sequence: MAX_SEQUENCE, now, hold_until: None, hold: None, data: None, coalesces: false }
+        let hold_until = self.held_for_others_until();
+        Release { number, sequence: MAX_SEQUENCE, now, hold_until, hold: None, data: None, coalesces: false }
     }
 
     /// Returns the number with which this owner holds the key or the permit of this row, if an attempt up to `last` took it.

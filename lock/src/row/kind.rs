@@ -6,10 +6,10 @@ use super::claim::Plan;
 use super::names::MAX_FENCE;
 use super::place::Place;
 use super::record_claim::RecordClaim;
-use super::table::Table;
-use super::write::Transact;
+use super::table::{Item, Table};
+use super::write::{Answer, Transact};
 use crate::client::SdkAttempts;
-use crate::clock::{Deadline, Lease, Moment, micros, millis_up, seconds_up};
+use crate::clock::{Deadline, Lease, Moment, Offset, micros, millis_up, seconds_up};
 use crate::error::{Cause, Error, Place as Where};
 use crate::holder::Data;
 use crate::limits::{
@@ -179,6 +179,16 @@ impl Numbers {
     }
 }
 
+/// An attempt of a host whose clock is wrong, as the answer shows. It may have taken what another holder has.
+#[derive(Clone, Debug)]
+pub(super) struct Mistake {
+    offset: Offset,
+    /// The row before the attempt: empty if there was none. `None` if it is not known.
+    before: Option<Item>,
+    /// The end of the attempt's lease, by this host's clock.
+    lease_end: Duration,
+}
+
 /// What one owner has acquired, or is about to acquire.
 #[derive(Clone, Debug)]
 pub(crate) struct Acquisition {
@@ -190,6 +200,8 @@ pub(crate) struct Acquisition {
     pub(super) plan: Plan,
     /// The hold times of several keys that refusals have shown.
     pub(super) hold_times: Vec<Option<HoldTime>>,
+    /// Its last attempt was a mistake.
+    mistake: Option<Mistake>,
     /// The attempts of the release and of its repetitions, if the row does not keep its trace.
     pub(super) release_attempts: Option<SdkAttempts>,
 }
@@ -198,7 +210,38 @@ impl Acquisition {
     pub(crate) fn new(kind: Kind, owner: String) -> Self {
         let release_attempts = kind.permits.map(|_| SdkAttempts::leaving_prevented());
         let (numbers, plan) = (Numbers::default(), Plan::default());
-        Self { kind, owner, numbers, plan, hold_times: Vec::new(), release_attempts }
+        Self { kind, owner, numbers, plan, hold_times: Vec::new(), mistake: None, release_attempts }
+    }
+
+    /// Takes note that the clock of the last attempt was wrong. Returns `true` if the attempt was applied.
+    pub(crate) fn was_mistaken(&mut self, offset: Offset, lease: Lease, answer: Result<Answer, Error>) -> bool {
+        let applied = match answer {
+            Ok(Answer::Applied(before)) => Some(before),
+            _ => None,
+        };
+        let is_applied = applied.is_some();
+        // A transaction returns no rows.
+        let before = applied.filter(|_| self.kind.transact.is_none());
+        self.mistake = Some(Mistake { offset, before, lease_end: Duration::from_millis(lease.end) });
+        is_applied
+    }
+
+    /// Returns the row that a mistaken attempt at a key has replaced.
+    pub(super) fn replaced(&self) -> Option<&Item> {
+        let before = self.mistake.as_ref()?.before.as_ref()?;
+        (self.kind.permits.is_none() && !before.is_empty()).then_some(before)
+    }
+
+    /// Returns until when what a mistaken attempt took stays held, because it may have been another holder's. A permit was free,
+    /// because no attempt replaces others before an answer has shown them.
+    pub(super) fn held_for_others_until(&self) -> Option<Duration> {
+        let mistake = self.mistake.as_ref().filter(|mistake| mistake.before.is_none() && mistake.offset.is_ahead)?;
+        self.kind.permits.is_none().then(|| mistake.lease_end.saturating_sub(mistake.offset.by))
+    }
+
+    /// Returns this moment by a clock that is right.
+    pub(super) fn corrected(&self, now: Moment) -> Moment {
+        self.mistake.as_ref().map_or(now, |mistake| mistake.offset.correct(now))
     }
 
     /// An acquisition that has this number in its place.

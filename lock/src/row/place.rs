@@ -30,11 +30,11 @@ use super::expression::{
 };
 use super::names::{
     ACQUIRED_AT, ASKED, COMPLETED, ENDED, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
-    IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, RELEASED, RESERVED_BY,
+    IN_PROGRESS, LEASE_END, MAX_FENCE, OF_ACQUIRE, OWNER, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, RELEASED, RESERVED_BY,
     RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN, permit,
 };
 use super::owner::split;
-use super::table::Table;
+use super::table::{Item, Table};
 use crate::clock::{Lease, Moment, micros, millis, seconds_up};
 use crate::holder::{Data, Holder};
 use crate::queue::{HoldTime, Reservation};
@@ -369,6 +369,16 @@ impl<'a> Place<'a> {
             .when(self.is_own(own))
             .set(STATUS, text("completed", COMPLETED))
             .set(EXPIRATION, count("expiration", until))
+    }
+
+    /// Puts back the row of a key that this owner's acquire has replaced with this number, and gives up its attempts. The holder
+    /// of that row goes on as if nothing had happened.
+    pub(super) fn put_back(self, own: u64, before: &Item) -> Update<'a> {
+        let update = Update::new(self.key).when(self.is_own(own)).set(WITHDRAWN, count("withdrawn", own));
+        OF_ACQUIRE.into_iter().fold(update, |update, name| match before.get(name) {
+            Some(attribute) => update.set(name, value("before", attribute.clone())),
+            None => update.remove(name),
+        })
     }
 
     /// Gives up this owner's attempts up to this number. The row is as it was seen last, if it was.

@@ -17,8 +17,9 @@ use super::attribute::number_at;
 use super::expression::{Attribute as _, To, Update, all, any, count, text};
 use super::hold::TRIES;
 use super::names::{DUE, EXPIRATION, LATEST_MICROS, RATE, STATUS};
-use super::table::Table;
+use super::table::{Item, Table};
 use super::write::{Answer, Write};
+use crate::client::SdkAttempts;
 use crate::clock::{Moment, micros, millis_up, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::{Holder, HolderKind};
@@ -50,14 +51,20 @@ impl Table {
         for _ in 0..TRIES {
             let update =
                 if begins { self.begin_calls(key, pace, now) } else { self.follow_calls(key, pace, wait, now) };
-            let write = Write::from(update);
-            let answer = timeout(REQUEST_TIMEOUT, Box::pin(self.write_once(&write))).await;
+            let (write, attempts) = (Write::from(update), SdkAttempts::default());
+            let answer = timeout(REQUEST_TIMEOUT, Box::pin(attempts.record(self.write_once(&write)))).await;
             let unanswered = |elapsed| Error::new(Cause::Unavailable, self.place(), key).with_source(elapsed);
-            let due = match answer.map_err(unanswered)?? {
-                Answer::Applied(row) => {
-                    let due = number_at(&row, DUE, LATEST_MICROS).map_err(|why| self.malformed(key, why))?;
-                    let due = Duration::from_micros(due.ok_or_else(|| self.malformed(key, "the answer has no time"))?);
-                    let own = due.saturating_sub(pace.interval);
+            let answer = answer.unwrap_or_else(|elapsed| Err(unanswered(elapsed)));
+            if let Some(offset) = attempts.wrong_clock(self.clock_skew) {
+                if let Ok(Answer::Applied(before)) = answer {
+                    let own = self.own_time(key, &before, begins, now)?;
+                    self.write(put_back(key, pace, own, &before), None).await?;
+                }
+                return Err(Error::new(Cause::ClockSkew(offset, self.clock_skew), self.place(), key));
+            }
+            let due = match answer? {
+                Answer::Applied(before) => {
+                    let own = self.own_time(key, &before, begins, now)?;
                     is_idle.store(own <= now.wall, Ordering::Relaxed);
                     return Ok(own.saturating_sub(pace.tolerance));
                 }
@@ -89,6 +96,12 @@ impl Table {
             }
         }
         Err(Error::new(Cause::Conflict, self.place(), key))
+    }
+
+    /// Returns the time of a call, by the row before it.
+    fn own_time(&self, key: &str, before: &Item, begins: bool, now: Moment) -> Result<Duration, Error> {
+        let due = number_at(before, DUE, LATEST_MICROS).map_err(|why| self.malformed(key, why))?;
+        Ok(Duration::from_micros(due.filter(|_| !begins).unwrap_or(micros(now.wall))))
     }
 
     /// Follows the calls before this one, of which the last is not due yet. Also takes the first call of a new row.
@@ -127,8 +140,17 @@ impl Table {
     /// TTL deletes the row when it says nothing any more.
     fn take_call<'a>(&self, key: &'a str, latest: Duration) -> Update<'a> {
         Update::new(key)
-            .returning(ReturnValue::UpdatedNew)
+            .returning(ReturnValue::AllOld)
             .set(STATUS, text("rate", RATE))
             .set(EXPIRATION, count("expiration", seconds_up(self.kept_after(latest.saturating_add(self.clock_skew)))))
     }
+}
+
+/// Gives back the call that a wrong clock has taken at its `own` time, unless another call has followed.
+fn put_back<'a>(key: &'a str, pace: Pace, own: Duration, before: &Item) -> Update<'a> {
+    let was_due = number_at(before, DUE, LATEST_MICROS).ok().flatten().unwrap_or_default();
+    Update::new(key)
+        .when(STATUS.is(text("rate", RATE)))
+        .when(DUE.is(count("taken", micros(own.saturating_add(pace.interval)))))
+        .set(DUE, count("due", was_due))
 }

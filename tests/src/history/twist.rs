@@ -106,7 +106,7 @@ impl Tally {
                 let to = random.i64(-most..=most);
                 let by = Duration::from_micros((to - off).unsigned_abs());
                 if to > off {
-                    host.advance_clock(by);
+                    host.set_clock_forward(by);
                 } else {
                     host.set_clock_back(by);
                 }

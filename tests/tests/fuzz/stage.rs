@@ -24,7 +24,7 @@ pub(crate) struct Stage {
 impl Stage {
     /// Writes a row, which was left so long ago.
     pub(crate) async fn new(world: World, row: Row, age: Duration) -> Self {
-        let host = world.host().clock_ahead(age).build();
+        let host = world.host().later(age).build();
         let locks = world.locks(&host).build().unwrap();
         Self::of(world, host, locks, row).await
     }

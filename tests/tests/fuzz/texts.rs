@@ -179,7 +179,7 @@ fn a_changed_ticket_is_refused_or_is_of_the_same_acquisition() {
             assert_one_line(&format!("{ticket:?}"));
             assert_eq!(serde_json::from_value::<Ticket>(serde_json::to_value(&ticket).unwrap()).unwrap(), ticket);
             let before = world.row(KEY).await.unwrap();
-            let locks = world.locks(&world.host().clock_ahead(age).build()).build().unwrap();
+            let locks = world.locks(&world.host().later(age).build()).build().unwrap();
             let done = match how {
                 Use::Resume => locks.resume(&ticket).await.map(|lock| {
                     // It is held on.

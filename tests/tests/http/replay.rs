@@ -146,7 +146,7 @@ async fn a_response_is_replayed_for_the_window() {
     let runs = Counter::default();
     send(&layer(&locks), &counting(&runs), order(&host)).await;
     for (hours, expected) in [(23, (201, 1, true)), (25, (201, 2, false))] {
-        let later = world.host().clock_ahead(Duration::from_hours(hours)).build();
+        let later = world.host().later(Duration::from_hours(hours)).build();
         let locks = world.locks(&later).build().unwrap();
         assert_eq!(send(&layer(&locks), &counting(&runs), order(&later)).await.made_by(), expected);
     }

@@ -184,7 +184,7 @@ async fn a_client_waits_longer_for_an_older_run_until_its_lease_ends() {
     begin(&layer(&locks), &host).await;
     // Its lease ends after 30 seconds, and one for wrong clocks.
     for (age, seconds) in [(3, "1"), (13, "6"), (20, "10"), (26, "5")] {
-        let later = world.host().clock_ahead(Duration::from_millis(1_000 * age + 50)).build();
+        let later = world.host().later(Duration::from_millis(1_000 * age + 50)).build();
         let locks = world.locks(&later).build().unwrap();
         let reply = send(&layer(&locks), &counting(&Counter::default()), order(&later)).await;
         assert_eq!((reply.problem().0, reply.header("retry-after")), (409, Some(seconds)), "after {age} s");
@@ -195,7 +195,7 @@ async fn a_client_waits_longer_for_an_older_run_until_its_lease_ends() {
 async fn a_request_whose_key_has_an_unfinished_run_is_a_conflict() {
     let (world, host, locks) = environment().await;
     begin(&layer(&locks).on_unfinished(OnUnfinished::Reject), &host).await;
-    let later = world.host().clock_ahead(Duration::from_secs(33)).build();
+    let later = world.host().later(Duration::from_secs(33)).build();
     let locks = world.locks(&later).build().unwrap();
     let runs = Counter::default();
     let reject = layer(&locks).on_unfinished(OnUnfinished::Reject);
@@ -247,7 +247,7 @@ async fn a_required_response_that_cannot_be_stored_is_a_server_error() {
     let failing = layer(&locks).on_unstorable_result(OnUnstorableResult::Fail);
     assert_problem(&send(&failing, &answering(&runs, large), order(&host)).await, "result-unusable");
     assert_problem(&send(&layer(&locks), &counting(&runs), order(&host)).await, "in-progress");
-    let later = world.host().clock_ahead(Duration::from_secs(33)).build();
+    let later = world.host().later(Duration::from_secs(33)).build();
     let locks = world.locks(&later).build().unwrap();
     assert_eq!(send(&layer(&locks), &counting(&runs), order(&later)).await.made_by(), (201, 2, false));
 }

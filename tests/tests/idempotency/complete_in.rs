@@ -184,7 +184,7 @@ async fn a_crash_after_the_commit_is_replayed_and_a_crash_before_it_runs_again()
     let (world, host, locks) = environment().await;
     let (orders, order, runs) = (orders(&locks), order("a"), Counter::default());
     crash(&host, &orders, &order).await;
-    let second = world.host().clock_ahead(AFTER_THE_LEASE).build();
+    let second = world.host().later(AFTER_THE_LEASE).build();
     let theirs: Orders<u32> = self::orders(&world.locks(&second).build().unwrap());
     let committed = Notify::new();
     let run = theirs.run(&order, async |run: &Run| {

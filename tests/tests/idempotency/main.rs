@@ -132,7 +132,7 @@ async fn environment() -> (World, Host, Locks) {
 
 /// Locks of another environment, at this time from now: its clock is ahead.
 fn later(world: &World, by: Duration) -> Locks {
-    world.locks(&world.host().clock_ahead(by).build()).holder("another environment").build().unwrap()
+    world.locks(&world.host().later(by).build()).holder("another environment").build().unwrap()
 }
 
 fn text(value: &str) -> AttributeValue {

@@ -20,6 +20,21 @@ async fn a_result_is_kept_for_an_hour_rounded_up_to_seconds() {
 }
 
 #[tokio::test]
+async fn a_clock_set_back_in_a_run_does_not_shorten_the_window() {
+    let (world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let orders = orders(&locks);
+    orders
+        .run(&order("a"), async |_| {
+            host.set_clock_back(2 * WINDOW);
+            Ok(runs.count())
+        })
+        .await
+        .unwrap();
+    assert_eq!(place(&crate::orders(&later(&world, ALMOST_THE_WINDOW)), &order("a"), &runs).await.unwrap(), 1);
+}
+
+#[tokio::test]
 async fn the_window_begins_when_the_run_ends() {
     let (world, host, locks) = environment().await;
     let window = Duration::from_secs(90);

@@ -75,7 +75,7 @@ impl Sides {
 
     /// Our function at a later time, on a host whose clock is ahead.
     fn ours_later(&self, by: Duration) -> Orders {
-        self.ours_on(&self.world.host().clock_ahead(by).build())
+        self.ours_on(&self.world.host().later(by).build())
     }
 
     /// Our function at an earlier time, on a host whose clock is behind.

@@ -2,19 +2,23 @@
 
 use std::time::Duration;
 
-use lambda_lock::Locks;
+use lambda_lock::embedded::HostBuilder;
+use lambda_lock::{ErrorKind, Locks};
 use lambda_lock_tests::World;
 
 use crate::late::free_by_force;
 use crate::subject::Subject;
 use crate::{AFTER_THE_LEASE, LEASE, acquired, ahead, assert_free, assert_refused, host};
 
+/// DynamoDB tells whole seconds, so a clock that is wrong may seem better by so much.
+const SECOND: Duration = Duration::from_secs(1);
+
 pub(crate) async fn others_wait_until_the_lease_and_the_skew_are_over<S: Subject>() {
     /// Half of it is longer than the test.
     const SKEW: Duration = Duration::from_mins(2);
     let world = World::new().await;
     let ahead = |by| -> Locks {
-        let host = world.host().clock_ahead(by).build();
+        let host = world.host().later(by).build();
         world.locks(&host).clock_skew(SKEW).build().unwrap()
     };
     let _crashed: S = acquired(&ahead(Duration::ZERO)).await;
@@ -69,4 +73,41 @@ async fn assert_refused_at_most_once<S: Subject>(world: &World) {
         assert!(host.requests() <= 2, "{} requests", host.requests());
         held.release().await.unwrap();
     }
+}
+
+/// Its clock shows that the lease has ended.
+pub(crate) async fn an_acquire_by_a_clock_ahead_leaves_the_key_to_its_holder<S: Subject>() {
+    let world = World::new().await;
+    let _held: S = acquired(&world.default_locks()).await;
+    assert_clock_is_found_wrong::<S>(&world, world.host().clock_ahead(AFTER_THE_LEASE + SECOND)).await;
+    assert_refused::<S>(&world.default_locks()).await;
+    acquired::<S>(&ahead(&world, AFTER_THE_LEASE)).await.release().await.unwrap();
+}
+
+/// The answer to a transaction shows no row, so the keys stay held for the lease: they may have been another holder's.
+pub(crate) async fn an_acquire_by_a_wrong_clock_leaves_a_free_key_free<S: Subject>() {
+    let world = World::new().await;
+    for host in [world.host().clock_ahead(Duration::from_hours(1)), world.host().clock_behind(Duration::from_hours(1))] {
+        assert_clock_is_found_wrong::<S>(&world, host).await;
+        let later = if S::OPERATION == "UpdateItem" { Duration::ZERO } else { AFTER_THE_LEASE + SECOND };
+        acquired::<S>(&ahead(&world, later)).await.release().await.unwrap();
+    }
+}
+
+/// An acquire fails and says by how much the clock is wrong.
+async fn assert_clock_is_found_wrong<S: Subject>(world: &World, host: HostBuilder) {
+    let locks = world.locks(&host.build()).build().unwrap();
+    let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
+    assert_eq!(error.kind(), ErrorKind::ClockSkew, "{error}");
+    assert!(error.to_string().starts_with("this host's clock is at least "), "{error}");
+}
+
+pub(crate) async fn a_renewal_by_a_wrong_clock_loses_the_lock<S: Subject>() {
+    let world = World::new().await;
+    let (host, locks) = host(&world);
+    let mut held: S = acquired(&locks).await;
+    host.set_clock_back(Duration::from_hours(1));
+    assert_eq!(held.renew(LEASE).await.unwrap_err().kind(), ErrorKind::ClockSkew);
+    held.release().await.unwrap();
+    assert_free::<S>(&world).await;
 }

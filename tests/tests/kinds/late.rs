@@ -6,7 +6,7 @@ use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_lock::{Error, ErrorKind, Locks};
 use lambda_lock_tests::invocation::{Counter, millis};
 use lambda_lock_tests::request::{Purpose, purpose_of};
-use lambda_lock_tests::{Late, StepsClock, World};
+use lambda_lock_tests::{Late, StepsClock, Undated, World};
 use serde_json::{Value, json};
 use tokio::join;
 use tokio::time::sleep;
@@ -81,7 +81,7 @@ pub(crate) async fn a_late_request_of_an_acquire_changes_nothing_after_it_was_fr
 /// Locks of a host some of whose requests are late, and whose clock is ahead of all others. No time in a row tells that a
 /// request is late.
 fn an_hour_ahead(world: &World, late: &Late) -> Locks {
-    let host = world.host().clock_ahead(Duration::from_hours(1)).intercept(late.clone()).build();
+    let host = world.host().later(Duration::from_hours(1)).intercept(late.clone()).build();
     world.locks_with_quick_retries(&host).build().unwrap()
 }
 
@@ -339,7 +339,8 @@ async fn used_after_a_withdrawal<S: Subject>(
     acquire: impl AsyncFn(&Locks) -> Result<S, Error>,
 ) -> (World, Late) {
     let (world, late) = (World::in_virtual_time().await, S::hold_back(first_late..=3));
-    let host = world.host().clock_ahead(ahead).intercept(S::lose_answers(1..=3)).intercept(late.clone());
+    let host = world.host().clock_ahead(ahead).intercept(Undated);
+    let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
     let host = StepsClock::host(host, 3, set_back);
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_withdrawn(&locks, acquire(&locks).await).await;
@@ -360,7 +361,7 @@ pub(crate) async fn a_withdrawal_by_a_clock_that_was_hours_ahead_blocks_nobody<S
 pub(crate) async fn a_release_after_an_attempt_by_a_clock_that_was_hours_ahead_blocks_nobody<S: Subject>() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();
-    let host = world.host().clock_ahead(Duration::from_hours(2)).intercept(S::hold_back(1..=3));
+    let host = world.host().clock_ahead(Duration::from_hours(2)).intercept(Undated).intercept(S::hold_back(1..=3));
     let host = StepsClock::host(host, 3, |host| host.set_clock_back(Duration::from_hours(2)));
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let mut held = S::wait(&locks, LEASE, LEASE.into()).await.unwrap_or_else(|error| panic!("{error}"));

@@ -78,6 +78,8 @@ macro_rules! rules {
             clocks::each_acquisition_has_a_larger_fence
             clocks::a_free_key_refuses_an_acquire_at_most_once_after_it_was_freed_by_others
             clocks::after_a_clock_an_hour_ahead_an_acquire_needs_two_attempts
+            clocks::an_acquire_by_a_clock_ahead_leaves_the_key_to_its_holder
+            clocks::an_acquire_by_a_wrong_clock_leaves_a_free_key_free
             other_kinds::a_row_of_another_kind_is_refused
             other_kinds::a_withdrawal_leaves_a_row_of_another_kind_as_it_is
             names::a_refusal_names_the_key_of_the_row
@@ -94,6 +96,7 @@ macro_rules! rules {
         tests! { $subject:
             dropped::a_release_that_is_dropped_at_any_await_frees_the_key_with_the_lock
             dropped::a_lock_that_is_dropped_frees_the_key
+            clocks::a_renewal_by_a_wrong_clock_loses_the_lock
         }
     };
     (tickets, $subject:ident) => {
@@ -219,7 +222,7 @@ fn host(world: &World) -> (Host, Locks) {
 
 /// Locks of a host whose clock is ahead.
 fn ahead(world: &World, by: Duration) -> Locks {
-    world.locks(&world.host().clock_ahead(by).build()).build().unwrap()
+    world.locks(&world.host().later(by).build()).build().unwrap()
 }
 
 async fn acquired<S: Subject>(locks: &Locks) -> S {

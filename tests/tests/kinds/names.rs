@@ -34,7 +34,7 @@ pub(crate) async fn a_refusal_names_the_key_of_the_row<S: Subject>() {
 pub(crate) async fn a_loss_names_the_key_of_the_row<S: Subject>() {
     let world = World::new().await;
     let mut held: S = acquired(&locks(&world)).await;
-    let later = world.locks(&world.host().clock_ahead(AFTER_THE_LEASE).build()).key_prefix(PREFIX).build().unwrap();
+    let later = world.locks(&world.host().later(AFTER_THE_LEASE).build()).key_prefix(PREFIX).build().unwrap();
     let mut next: S = acquired(&later).await;
     assert_names_the_row(&world, &held.renew(LEASE).await.unwrap_err()).await;
     next.release().await.unwrap();

@@ -78,7 +78,7 @@ async fn a_grant_that_is_answered_after_its_lease_is_freed_before_the_next_attem
         let turn = waiting(kind(&world.locks(&host).build().unwrap()).attempt_in_turn(None).await.unwrap());
         assert_eq!((turn.attempts(), host.requests()), (1, 1 + withdrawal));
         assert!(world.default_locks().get(KEY).await.unwrap().unwrap().has_released());
-        let locks = world.locks(&world.host().clock_ahead(2 * LEASE).build()).build().unwrap();
+        let locks = world.locks(&world.host().later(2 * LEASE).build()).build().unwrap();
         acquired(kind(&locks).attempt_in_turn(Some(turn)).await.unwrap()).release().await.unwrap();
     }
 }

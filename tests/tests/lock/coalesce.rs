@@ -75,7 +75,7 @@ async fn a_repeated_release_says_the_same() {
 #[tokio::test]
 async fn no_work_is_left_to_a_holder_that_has_gone() {
     let world = World::new().await;
-    let (host, after) = (world.host().build(), world.host().clock_ahead(Duration::from_mins(1)).build());
+    let (host, after) = (world.host().build(), world.host().later(Duration::from_mins(1)).build());
     let locks = world.locks(&host).build().unwrap();
     let lock = locks.acquire(KEY).await.unwrap();
     let seen = holder(&locks).await;

@@ -144,7 +144,7 @@ async fn a_row_that_rejects_a_late_attempt_is_kept_for_the_retention() {
     let world = World::new().await;
     let crashed = world.default_locks().acquire("job").await.unwrap();
     let late = Late::updates(1..=3);
-    let host = world.host().clock_ahead(Duration::from_hours(23)).intercept(late.clone()).build();
+    let host = world.host().later(Duration::from_hours(23)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.try_acquire("job").await.unwrap_err().kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await.unwrap();
@@ -190,7 +190,7 @@ async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
 #[tokio::test]
 async fn a_withdrawal_from_a_row_with_a_larger_number_sends_one_request() {
     let world = World::new().await;
-    let ahead = world.host().clock_ahead(Duration::from_mins(1)).build();
+    let ahead = world.host().later(Duration::from_mins(1)).build();
     let holder = world.locks(&ahead).build().unwrap().acquire("job").await.unwrap();
     let host = world.host().intercept(Late::updates(1..=1)).intercept(Refuse::writes_from(3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();

@@ -136,7 +136,7 @@ async fn a_release_after_its_identity_has_released_the_key_is_lost() {
 async fn others_free_what_a_clock_an_hour_ahead_has_acquired() {
     for by_force in [true, false] {
         let world = World::new().await;
-        let ahead = world.host().clock_ahead(Duration::from_hours(1)).build();
+        let ahead = world.host().later(Duration::from_hours(1)).build();
         let held = world.locks(&ahead).build().unwrap().acquire("job").identity("execution").await.unwrap();
         let locks = world.default_locks();
         let is_freed = if by_force {

@@ -79,7 +79,7 @@ async fn on_held_does_not_answer_the_retry_of_a_crashed_invocation() {
         assert_eq!(reported(call("request-1", &host).await.unwrap_err()).0, "LockHeld");
         assert_eq!(call("request-10", &host).await.unwrap(), "skipped");
         // The lease has ended with the deadline, and a second later for others.
-        let after_the_lease = world.host().clock_ahead(Duration::from_mins(1)).build();
+        let after_the_lease = world.host().later(Duration::from_mins(1)).build();
         assert_eq!(call("request-1", &after_the_lease).await.unwrap(), "done");
     }
 }

@@ -15,7 +15,7 @@ async fn a_second_firing_within_the_minimum_hold_does_not_run() {
     let hold = Duration::from_mins(1);
     let service = LockLayer::new(locks).min_hold(hold).layer(service_fn(done::<()>));
     assert_eq!(service.clone().oneshot(invocation(&host, ())).await.unwrap(), "done");
-    let second = world.host().clock_ahead(Duration::from_secs(5)).build();
+    let second = world.host().later(Duration::from_secs(5)).build();
     let elsewhere = world.locks(&second).build().unwrap();
     let service = LockLayer::new(elsewhere).min_hold(hold).layer(service_fn(done::<()>));
     assert_eq!(reported(service.oneshot(invocation(&second, ())).await.unwrap_err()).0, "LockHeld");
@@ -28,7 +28,7 @@ async fn a_firing_after_the_minimum_hold_runs() {
     let service = LockLayer::new(locks).min_hold(hold).layer(service_fn(done::<()>));
     assert_eq!(service.clone().oneshot(invocation(&host, ())).await.unwrap(), "done");
     // The minute and the clock skew.
-    let next = world.host().clock_ahead(Duration::from_secs(61)).build();
+    let next = world.host().later(Duration::from_secs(61)).build();
     let elsewhere = world.locks(&next).build().unwrap();
     let service = LockLayer::new(elsewhere).min_hold(hold).layer(service_fn(done::<()>));
     assert_eq!(service.oneshot(invocation(&next, ())).await.unwrap(), "done");

@@ -109,7 +109,7 @@ async fn after_a_crash_the_retry_writes_when_the_lease_has_ended() {
     let refused = function.oneshot(invocation(&retry, report("sales", 0))).await.unwrap_err();
     assert_eq!(reported(refused).0, "LockHeld");
 
-    let second_retry = world.host().clock_ahead(Duration::from_mins(1)).build();
+    let second_retry = world.host().later(Duration::from_mins(1)).build();
     let (locks, reports_there) = reports(&world, &second_retry);
     let function = nightly_report(locks, reports_there, Simulation::On);
     let written = function.oneshot(invocation(&second_retry, report("sales", 0))).await.unwrap();

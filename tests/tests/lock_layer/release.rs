@@ -122,7 +122,7 @@ async fn the_key_of_a_failed_release_is_free_when_the_lease_ends() {
     let (world, host, locks) = environment_without_release().await;
     let service = LockLayer::new(locks).layer(service_fn(done::<()>));
     service.oneshot(invocation(&host, ())).await.unwrap();
-    let later = world.host().clock_ahead(Duration::from_secs(32)).build();
+    let later = world.host().later(Duration::from_secs(32)).build();
     assert!(world.locks(&later).build().unwrap().try_acquire(FUNCTION).await.unwrap().is_some());
 }
 

@@ -70,6 +70,15 @@ async fn a_clock_that_is_ahead_by_the_skew_deletes_nothing_early() {
 }
 
 #[tokio::test]
+async fn a_wrong_clock_deletes_nothing() {
+    let world = World::new().await;
+    locks_on(&world, world.host()).1.acquire("job").lease(LEASE).await.unwrap().release().await.unwrap();
+    let wrong = locks_on(&world, world.host().clock_ahead(2 * DAY)).1;
+    assert_eq!(wrong.delete_expired().await.unwrap_err().kind(), ErrorKind::ClockSkew);
+    assert!(world.row("job").await.is_some());
+}
+
+#[tokio::test]
 async fn rows_in_use_and_rows_of_others_stay() {
     let world = World::new().await;
     let (host, _) = locks_on(&world, world.host());

@@ -254,6 +254,22 @@ async fn a_late_call_passes_together_with_a_later_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_wrong_clock_passes_no_call_and_takes_none() {
+    let engine = engine().await;
+    let right = ten_a_second(&near(&engine).build());
+    right.pass().await.unwrap();
+    for host in [near(&engine).clock_ahead(ms(3_600_000)), near(&engine).clock_behind(ms(3_600_000))] {
+        let wrong = ten_a_second(&host.build());
+        for wait in [ms(0), ms(400)] {
+            assert_eq!(wrong.pass_within(wait).await.unwrap_err().kind(), ErrorKind::ClockSkew);
+        }
+        // The call before is over by now or by then, but not more.
+        assert_refused(right.pass().await);
+        right.pass_within(ms(100)).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn callers_with_other_numbers_share_the_key() {
     let engine = engine().await;
     let host = near(&engine).build();

@@ -26,7 +26,7 @@ async fn an_acquire_recognises_that_it_has_replaced_a_permit() {
     let world = World::new().await;
     let crashed = acquire_all(&world.default_locks(), 2).await;
     let lost = LoseAnswers::to("UpdateItem", 2..=2);
-    let host = world.host().clock_ahead(AFTER_THE_LEASE).intercept(lost).build();
+    let host = world.host().later(AFTER_THE_LEASE).intercept(lost).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let held = locks.semaphore(KEY, 2).acquire().await.unwrap();
     assert_eq!(host.requests(), 3);

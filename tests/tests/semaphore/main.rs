@@ -32,7 +32,7 @@ const AFTER_THE_LEASE: Duration = Duration::from_secs(32);
 
 /// A host whose clock has passed the end of leases that others take now.
 fn after_the_lease(world: &World) -> (Host, Locks) {
-    let host = world.host().clock_ahead(AFTER_THE_LEASE).build();
+    let host = world.host().later(AFTER_THE_LEASE).build();
     let locks = world.locks(&host).build().unwrap();
     (host, locks)
 }
@@ -41,7 +41,7 @@ fn after_the_lease(world: &World) -> (Host, Locks) {
 /// late.
 async fn late_replacement(world: &World, identity: Option<&str>) -> Late {
     let late = Late::updates(2..=20);
-    let host = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
+    let host = world.host().later(AFTER_THE_LEASE).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let acquire = locks.semaphore(KEY, 1).acquire().lease(LEASE);
     let acquire = if let Some(identity) = identity { acquire.identity(identity) } else { acquire };

@@ -171,7 +171,7 @@ async fn freed_by_force_between_attempts_an_acquire_uses_a_larger_number() {
 async fn after_a_forced_release_a_clock_far_ahead_blocks_nobody() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();
-    let ahead = world.locks(&world.host().clock_ahead(Duration::from_hours(1)).build()).build().unwrap();
+    let ahead = world.locks(&world.host().later(Duration::from_hours(1)).build()).build().unwrap();
     let _held = ahead.semaphore(KEY, 1).acquire().identity("run").await.unwrap();
     let tools = world.default_locks();
     assert!(tools.force_release(KEY, &seen(&tools).await).await.unwrap());

@@ -86,7 +86,7 @@ async fn the_row_of_ten_permits_stays_small_after_pairs_crashes_and_dropped_tick
         for _ in 0..20 {
             acquire(&locks).await.release().await.unwrap();
         }
-        let crashing = world.host().clock_ahead(AFTER_THE_LEASE * round).build();
+        let crashing = world.host().later(AFTER_THE_LEASE * round).build();
         let crashed = world.locks(&crashing).build().unwrap();
         let mut held = Vec::new();
         for _ in 0..5 {
@@ -144,7 +144,7 @@ async fn a_least_hold_counts_until_its_end() {
     assert!(permit.until() >= host.now() + HOUR - Duration::from_mins(1));
 
     // After an hour, both have ended.
-    let host = world.host().clock_ahead(HOUR + AFTER_THE_LEASE).build();
+    let host = world.host().later(HOUR + AFTER_THE_LEASE).build();
     let next = world.locks(&host).build().unwrap().semaphore(KEY, 2).acquire().await.unwrap();
     assert_eq!(host.requests(), 2);
     assert_eq!(permits(&row(&world).await), owners([&next]));
@@ -208,7 +208,7 @@ async fn a_release_whose_least_hold_was_replaced_is_done() {
     let world = World::new().await;
     let (held, late) = released_late(&world, Duration::from_secs(40)).await;
     assert!(late.deliver(&world).await);
-    let host = world.host().clock_ahead(Duration::from_secs(50)).build();
+    let host = world.host().later(Duration::from_secs(50)).build();
     let next = world.locks(&host).build().unwrap().semaphore(KEY, 1).acquire().await.unwrap();
     held.release().await.unwrap();
     assert_eq!(permits(&row(&world).await), owners([&next]));

@@ -36,7 +36,7 @@ async fn a_permit_is_kept_until_the_end_of_its_lease_and_the_skew() {
     let world = World::new().await;
     let held = acquire_all(&world.default_locks(), 1).await;
     for (ahead, is_free) in [(held[0].remaining() + CLOCK_SKEW.mul_f64(0.8), false), (AFTER_THE_LEASE, true)] {
-        let host = world.host().clock_ahead(ahead).build();
+        let host = world.host().later(ahead).build();
         let next = world.locks(&host).build().unwrap().semaphore(KEY, 1).try_acquire().await.unwrap();
         assert_eq!(next.is_some(), is_free);
     }

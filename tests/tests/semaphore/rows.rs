@@ -59,7 +59,7 @@ async fn a_hundred_permits_with_the_longest_names_fit_into_a_row() {
     assert_eq!(error.holder().unwrap().permits().len(), 100);
     assert!(error.to_string().contains(" and 95 more; "));
 
-    let host = world.host().clock_ahead(LEASE * 3).intercept(WithinLimits).build();
+    let host = world.host().later(LEASE * 3).intercept(WithinLimits).build();
     let later = world.locks(&host).build().unwrap();
     let next = later.semaphore(KEY, 100).acquire().await.unwrap();
     assert_eq!(host.requests(), 2);
@@ -101,7 +101,7 @@ async fn a_hundred_permits_of_identities_are_replaced_at_once_and_released_by_fo
                 lock.release().await.unwrap();
             }
         }
-        let host = world.host().clock_ahead(LEASE * 3).intercept(WithinLimits).build();
+        let host = world.host().later(LEASE * 3).intercept(WithinLimits).build();
         let later = world.locks(&host).build().unwrap();
         let next = later.semaphore(KEY, 100).acquire().await.unwrap();
         assert_eq!(permits(&row(&world).await), owners([&next]));

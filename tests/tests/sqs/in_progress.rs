@@ -68,7 +68,7 @@ async fn a_message_in_progress_at_a_crash_goes_back_until_its_lease_ends() {
     }
     let again = || ["1", "2", "3"].map(|id| message(id, "Done"));
     for (later, failed) in [(Duration::ZERO, vec!["2"]), (AFTER_THE_LEASE, vec![])] {
-        let host = world.host().clock_ahead(later).build();
+        let host = world.host().later(later).build();
         let consumer = SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
         assert_eq!(deliver(&consumer, &till, &host, again()).await, failed);
     }

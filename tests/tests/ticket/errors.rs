@@ -214,7 +214,7 @@ async fn a_ticket_cannot_hold_a_key_for_longer_than_an_acquire() {
     let world = World::new().await;
     let (real, locks) = (ticket(&world).await, world.default_locks());
     locks.release_ticket(&with(&real, "hold_until", 253_402_300_799_999_u64)).await.unwrap();
-    let later = world.host().clock_ahead(Duration::from_hours(25)).build();
+    let later = world.host().later(Duration::from_hours(25)).build();
     assert!(world.locks(&later).build().unwrap().try_acquire("job").await.unwrap().is_some());
 }
 

@@ -196,7 +196,7 @@ async fn a_minimum_hold_goes_with_the_ticket_of_a_permit() {
     locks.release_ticket(&ticket).await.unwrap();
     locks.release_ticket(&ticket).await.unwrap();
     assert!(locks.semaphore("bank", 1).try_acquire().await.unwrap().is_none());
-    let later = world.host().clock_ahead(MINUTE + 2 * CLOCK_SKEW).build();
+    let later = world.host().later(MINUTE + 2 * CLOCK_SKEW).build();
     let later = world.locks(&later).build().unwrap();
     assert!(later.semaphore("bank", 1).try_acquire().await.unwrap().is_some());
 }
