@@ -88,8 +88,7 @@ impl Reading {
 impl Offset {
     /// Returns the same moment with the wall clock set right, or later by about a second if the clock is ahead.
     pub(crate) fn correct(self, now: Moment) -> Moment {
-        let wall =
-            if self.is_ahead { now.wall.saturating_sub(self.by) } else { now.wall.saturating_add(self.by) };
+        let wall = if self.is_ahead { now.wall.saturating_sub(self.by) } else { now.wall.saturating_add(self.by) };
         Moment { wall, ..now }
     }
 }

@@ -137,7 +137,11 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
         sleep(millis(&mut random, 0..=1500)).await;
         if jumps_at == Some(step) {
             let by = wrong(&mut random);
-            if random.bool() { host.set_clock_forward(by) } else { host.set_clock_back(by) }
+            if random.bool() {
+                host.set_clock_forward(by)
+            } else {
+                host.set_clock_back(by)
+            }
             scene.note(|kept| &mut kept.counts.jumped, &format!("the clock of worker {number} jumps by {by:?}"));
         }
         let name = format!("worker {number} step {step}");
@@ -240,7 +244,9 @@ impl Scene {
     async fn begin(&self, name: &str, locks: &Locks, random: &mut Rng) {
         let time = millis(random, 0..=2500);
         let work: Idempotency<(), u32, HandlerError<Error>> =
-            Idempotency::new(locks.clone(), OnMissingKey::Reject, |()| Some(RECORD.to_owned())).window(WINDOW).lease(LEASE);
+            Idempotency::new(locks.clone(), OnMissingKey::Reject, |()| Some(RECORD.to_owned()))
+                .window(WINDOW)
+                .lease(LEASE);
         let mut ended = None;
         let outcome = work
             .run(&(), async |_| {

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use lambda_lock_tests::history::{self, Counted, Mutation, Outcome, Twisted, liveness};
 use lambda_lock_tests::{
-    clock_history, coalesce_history, idempotency_history, long_run, on_all_cores, queue_history, rate_history, semaphore_history,
-    several_history, shared_history, stream_history, variable,
+    clock_history, coalesce_history, idempotency_history, long_run, on_all_cores, queue_history, rate_history,
+    semaphore_history, several_history, shared_history, stream_history, variable,
 };
 
 /// How many histories of each kind the short search runs.

@@ -144,7 +144,7 @@ impl HostBuilder {
         self
     }
 
-    /// Lets the clock gain `rate` seconds a second, or lose them if `rate` is negative. Its error never exceeds `most`.
+    /// Lets the clock gain `rate` seconds a second, or lose them if `rate` is negative, until its error is `most`.
     pub fn clock_drift(mut self, rate: f64, most: Duration) -> Self {
         self.clock.drift(rate, most);
         self

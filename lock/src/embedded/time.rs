@@ -93,8 +93,9 @@ impl HostClock {
     )]
     pub(super) fn now(&self) -> SystemTime {
         let drifted = (self.time.elapsed().as_micros() as f64 * self.drift) as i64;
-        let max_error = micros(self.max_error);
-        let ahead = self.offset.load(Ordering::Relaxed).saturating_add(drifted).clamp(-max_error, max_error);
+        let (offset, max_error) = (self.offset.load(Ordering::Relaxed), micros(self.max_error));
+        // A clock that was set wrong stays so: only its drift has a bound.
+        let ahead = offset.saturating_add(drifted).clamp(offset.min(-max_error), offset.max(max_error));
         let by = Duration::from_micros(ahead.unsigned_abs());
         if ahead < 0 { self.right() - by } else { self.right() + by }
     }

@@ -172,9 +172,7 @@ impl Withdrawing {
         let place = self.acquisition.place(table, self.acquisition.key());
         match &self.phase {
             Phase::PuttingBack => Some(place.put_back(self.last, self.acquisition.replaced()?).into()),
-            Phase::GivingUp if self.tries < TRIES => {
-                Some(place.withdraw(self.last, self.seen.as_ref(), now).into())
-            }
+            Phase::GivingUp if self.tries < TRIES => Some(place.withdraw(self.last, self.seen.as_ref(), now).into()),
             Phase::Freeing { releasing, .. } => releasing.request(table),
             Phase::GivingUp | Phase::Done => None,
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::claim::Plan;
-use super::names::MAX_FENCE;
+use super::names::{MAX_FENCE, STATUS};
 use super::place::Place;
 use super::record_claim::RecordClaim;
 use super::table::{Item, Table};
@@ -183,7 +183,7 @@ impl Numbers {
 #[derive(Clone, Debug)]
 pub(super) struct Mistake {
     offset: Offset,
-    /// The row before the attempt: empty if there was none. `None` if it is not known.
+    /// The row before the attempt: without a status if there was none. `None` if it is not known.
     before: Option<Item>,
     /// The end of the attempt's lease, by this host's clock.
     lease_end: Duration,
@@ -226,17 +226,21 @@ impl Acquisition {
         is_applied
     }
 
-    /// Returns the row that a mistaken attempt at a key has replaced.
+    /// Returns the row that a mistaken attempt has replaced. That of a permit shows other permits, too.
     pub(super) fn replaced(&self) -> Option<&Item> {
-        let before = self.mistake.as_ref()?.before.as_ref()?;
-        (self.kind.permits.is_none() && !before.is_empty()).then_some(before)
+        self.mistake
+            .as_ref()?
+            .before
+            .as_ref()
+            .filter(|before| before.contains_key(STATUS) && self.kind.permits.is_none())
     }
 
-    /// Returns until when what a mistaken attempt took stays held, because it may have been another holder's. A permit was free,
-    /// because no attempt replaces others before an answer has shown them.
+    /// Returns until when what a mistaken attempt took stays held if the row before does not come back: it may have been another
+    /// holder's. A permit was free, because no attempt replaces others before an answer has shown them.
     pub(super) fn held_for_others_until(&self) -> Option<Duration> {
-        let mistake = self.mistake.as_ref().filter(|mistake| mistake.before.is_none() && mistake.offset.is_ahead)?;
-        self.kind.permits.is_none().then(|| mistake.lease_end.saturating_sub(mistake.offset.by))
+        let mistake = self.mistake.as_ref().filter(|mistake| mistake.offset.is_ahead && self.kind.permits.is_none())?;
+        let may_be_of_others = mistake.before.is_none() || self.replaced().is_some();
+        may_be_of_others.then(|| mistake.lease_end.saturating_sub(mistake.offset.by))
     }
 
     /// Returns this moment by a clock that is right.

@@ -119,20 +119,8 @@ pub(super) const SEMAPHORE: &str = "SEMAPHORE";
 pub(super) const RATE: &str = "RATE";
 
 /// The attributes that an acquire of a key writes or removes, apart from the queue and the caller's own.
-pub(super) const OF_ACQUIRE: [&str; 12] = [
-    STATUS,
-    OWNER,
-    FENCE,
-    HOLDER,
-    ACQUIRED_AT,
-    HELD_SINCE,
-    LEASE_END,
-    EXPIRATION,
-    SEQUENCE,
-    DATA,
-    VALIDATION,
-    ERROR,
-];
+pub(super) const OF_ACQUIRE: [&str; 12] =
+    [STATUS, OWNER, FENCE, HOLDER, ACQUIRED_AT, HELD_SINCE, LEASE_END, EXPIRATION, SEQUENCE, DATA, VALIDATION, ERROR];
 
 /// The largest time in a row: the end of the year 9999, in milliseconds.
 pub(super) const LATEST: u64 = 253_402_300_799_999;

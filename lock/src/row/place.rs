@@ -30,8 +30,8 @@ use super::expression::{
 };
 use super::names::{
     ACQUIRED_AT, ASKED, COMPLETED, ENDED, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
-    IN_PROGRESS, LEASE_END, MAX_FENCE, OF_ACQUIRE, OWNER, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, RELEASED, RESERVED_BY,
-    RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN, permit,
+    IN_PROGRESS, LEASE_END, MAX_FENCE, OF_ACQUIRE, OWNER, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, RELEASED,
+    RESERVED_BY, RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN, permit,
 };
 use super::owner::split;
 use super::table::{Item, Table};
@@ -372,9 +372,13 @@ impl<'a> Place<'a> {
     }
 
     /// Puts back the row of a key that this owner's acquire has replaced with this number, and gives up its attempts. The holder
-    /// of that row goes on as if nothing had happened.
+    /// of that row goes on as if nothing had happened. If it has given up its attempts meanwhile, the row does not come back.
     pub(super) fn put_back(self, own: u64, before: &Item) -> Update<'a> {
-        let update = Update::new(self.key).when(self.is_own(own)).set(WITHDRAWN, count("withdrawn", own));
+        let given_up = before.get(WITHDRAWN);
+        let is_as_before =
+            given_up.map_or(WITHDRAWN.missing(), |number| WITHDRAWN.is(value("given_up", number.clone())));
+        let update = Update::new(self.key).when(self.is_own(own)).when(is_as_before);
+        let update = update.set(WITHDRAWN, count("withdrawn", own));
         OF_ACQUIRE.into_iter().fold(update, |update, name| match before.get(name) {
             Some(attribute) => update.set(name, value("before", attribute.clone())),
             None => update.remove(name),

@@ -283,12 +283,7 @@ impl Observe for Ledger {
                 state.released.insert(owner);
             }
             Purpose::Look => {}
-            Purpose::PutBack
-            | Purpose::Reserve
-            | Purpose::Complete
-            | Purpose::Ask
-            | Purpose::Call
-            | Purpose::Own => {
+            Purpose::PutBack | Purpose::Reserve | Purpose::Complete | Purpose::Ask | Purpose::Call | Purpose::Own => {
                 unreachable!("no lock of a history has such a request")
             }
         }

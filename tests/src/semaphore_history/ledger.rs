@@ -193,12 +193,7 @@ impl Observe for Ledger {
             }
             Purpose::Look => {}
             Purpose::Join => state.counts.joined += 1,
-            Purpose::PutBack
-            | Purpose::Reserve
-            | Purpose::Complete
-            | Purpose::Ask
-            | Purpose::Call
-            | Purpose::Own => {
+            Purpose::PutBack | Purpose::Reserve | Purpose::Complete | Purpose::Ask | Purpose::Call | Purpose::Own => {
                 unreachable!("no semaphore of a history has such a request")
             }
         }

@@ -87,7 +87,8 @@ pub(crate) async fn an_acquire_by_a_clock_ahead_leaves_the_key_to_its_holder<S: 
 /// The answer to a transaction shows no row, so the keys stay held for the lease: they may have been another holder's.
 pub(crate) async fn an_acquire_by_a_wrong_clock_leaves_a_free_key_free<S: Subject>() {
     let world = World::new().await;
-    for host in [world.host().clock_ahead(Duration::from_hours(1)), world.host().clock_behind(Duration::from_hours(1))] {
+    for host in [world.host().clock_ahead(Duration::from_hours(1)), world.host().clock_behind(Duration::from_hours(1))]
+    {
         assert_clock_is_found_wrong::<S>(&world, host).await;
         let later = if S::OPERATION == "UpdateItem" { Duration::ZERO } else { AFTER_THE_LEASE + SECOND };
         acquired::<S>(&ahead(&world, later)).await.release().await.unwrap();

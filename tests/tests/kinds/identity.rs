@@ -220,7 +220,8 @@ pub(crate) async fn a_late_takeover_that_was_withdrawn_takes_nothing<S: Subject>
 pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others<S: Subject>() {
     let (world, late) = (World::new().await, S::hold_back(1..=3));
     let crashed: S = acquired(&world.default_locks()).await;
-    let host = world.host().later(AFTER_THE_LEASE).clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
+    let host =
+        world.host().later(AFTER_THE_LEASE).clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
     withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), false).await;
     // Their clock is behind, so that their own numbers would be smaller than that of the request.
     let others = ahead(&world, AFTER_THE_LEASE);

@@ -21,7 +21,12 @@ async fn a_list_has_rows_that_are_held_released_crashed_or_completed() {
     locks.acquire("released").await.unwrap().release().await.unwrap();
     let kept = locks.acquire("kept").min_hold(s(60)).await.unwrap();
     kept.release().await.unwrap();
-    let crashed = locks_on(&world, world.host().clock_behind(s(60)).intercept(Undated)).1.acquire("crashed").lease(s(10)).await.unwrap();
+    let crashed = locks_on(&world, world.host().clock_behind(s(60)).intercept(Undated))
+        .1
+        .acquire("crashed")
+        .lease(s(10))
+        .await
+        .unwrap();
     completed(&locks).run(&"completed".to_owned(), async |_| Ok("not read".to_owned())).await.unwrap();
     world.put_row(in_progress("of another library", millis(host.now() + s(60)))).await;
 

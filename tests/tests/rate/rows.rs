@@ -72,7 +72,8 @@ async fn a_release_by_force_lets_the_next_call_pass() {
 #[tokio::test]
 async fn an_old_row_is_deleted_and_a_new_one_is_not() {
     let world = World::new().await;
-    let (host, old) = (world.host().build(), world.host().clock_behind(Duration::from_hours(50)).intercept(Undated).build());
+    let (host, old) =
+        (world.host().build(), world.host().clock_behind(Duration::from_hours(50)).intercept(Undated).build());
     let locks = world.locks(&host).build().unwrap();
     world.locks(&old).build().unwrap().rate("old", 1, SECOND).pass().await.unwrap();
     locks.rate("new", 1, SECOND).pass().await.unwrap();
