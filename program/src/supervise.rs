@@ -183,7 +183,7 @@ impl Job<'_> {
                         let _it_may_have_died = orders.allow(lock.remaining()).await;
                     }
                 }
-                Err(error) if error.is_lost() => return error,
+                Err(error) if error.is_lost() || !lock.is_valid() => return error,
                 Err(error) => {
                     let end = humantime::format_rfc3339_seconds(lock.expires_at());
                     let why = sentence(&error);
