@@ -553,8 +553,9 @@ impl Error {
         &self.0.table
     }
 
-    /// Returns who holds the key, for an error that [`is_held`](Self::is_held); who holds it now, if known, for an error
-    /// that [`is_lost`](Self::is_lost); and whose run it is, for a record of idempotency that refuses this run.
+    /// Returns who holds the key, for an error that [`is_held`](Self::is_held); for an error that
+    /// [`is_lost`](Self::is_lost), who holds it now, or the operator who ended it, if the row names one; and whose run it is,
+    /// for a record of idempotency that refuses this run.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         match &self.0.cause {
@@ -794,6 +795,15 @@ fn explain_refusal(f: &mut fmt::Formatter<'_>, what: &str, holder: &Holder) -> f
     }
 }
 
+/// Says how a lock was lost, as far as its row shows it.
+fn loss(to: Option<&Holder>) -> String {
+    match (to, to.and_then(Holder::operator)) {
+        (_, Some(operator)) => format!(", because an operator ended it ({})", printable(operator)),
+        (Some(holder), None) => format!(" to {holder}"),
+        (None, None) => ": its lease ended, it was freed, or its row was deleted".to_owned(),
+    }
+}
+
 impl Error {
     /// Writes what failed, why and what to do.
     fn explain(&self, f: &mut fmt::Formatter<'_>, what: &str, tries: &str) -> fmt::Result {
@@ -803,10 +813,7 @@ impl Error {
         let said = self.source_message().map(|message| format!(" ({message})")).unwrap_or_default();
         match cause {
             Cause::Held(holder) => explain_refusal(f, what, holder),
-            Cause::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}"),
-            Cause::Lost(None) => {
-                write!(f, "the lock on {what} was lost: its lease ended, it was freed, or its row was deleted")
-            }
+            Cause::Lost(holder) => write!(f, "the lock on {what} was lost{}", loss(holder.as_ref())),
             Cause::Ticket(fault) => write!(f, "the ticket for {what} was refused: {fault}"),
             Cause::RunAgain => write!(
                 f,
@@ -926,8 +933,7 @@ impl fmt::Display for Error {
             let key = printable(key);
             match holder {
                 Some(holder) if self.is_held() => write!(f, "; key `{key}` is held by {holder}")?,
-                Some(holder) => write!(f, "; the lock on key `{key}` was lost to {holder}")?,
-                None => write!(f, "; the lock on key `{key}` was lost")?,
+                holder => write!(f, "; the lock on key `{key}` was lost{}", loss(holder.as_ref()))?,
             }
         }
         match cause {

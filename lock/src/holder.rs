@@ -162,6 +162,11 @@ impl Holder {
         self.shown().name.as_deref()
     }
 
+    /// Returns the name of the operator who has ended the lock of the one that was told that its lock is lost.
+    pub(crate) fn operator(&self) -> Option<&str> {
+        self.name().filter(|_| self.owner().is_none())
+    }
+
     /// Returns the name and the identity, for people.
     fn printable_name(&self) -> Cow<'_, str> {
         let name = self.name().filter(|name| !name.trim().is_empty());

@@ -7,12 +7,10 @@ use nix::unistd::{Uid, User};
 
 use crate::output::shortened;
 
-/// The start of the holder's name in a row that an operator released.
-const RELEASED_BY: &str = "released by ";
-
 /// Returns the user and host of this process, `user@host`.
 pub(crate) fn user() -> String {
-    let variable = ["USER", "LOGNAME"].into_iter().find_map(|name| env::var(name).ok().filter(|name| !name.is_empty()));
+    let variable = ["USER", "LOGNAME"].into_iter().find_map(|name| env::var_os(name).filter(|name| !name.is_empty()));
+    let variable = variable.map(|name| name.to_string_lossy().into_owned());
     let id = Uid::current();
     // Some containers and schedulers set neither variable.
     let name = variable.or_else(|| User::from_uid(id).ok().flatten().map(|user| user.name));
@@ -32,15 +30,10 @@ pub(crate) fn holder(program: &OsStr) -> String {
 
 /// Returns the name of a holder that releases the key of another.
 pub(crate) fn releaser() -> String {
-    format!("{RELEASED_BY}{}", user())
+    format!("released by {}", user())
 }
 
 /// Returns the name of a holder that completes the run of another.
 pub(crate) fn completer() -> String {
     format!("completed by {}", user())
-}
-
-/// Returns whether a holder of this name released the key of another.
-pub(crate) fn is_releaser(holder: &str) -> bool {
-    holder.starts_with(RELEASED_BY)
 }

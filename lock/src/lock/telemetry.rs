@@ -290,8 +290,9 @@ impl HoldSpan {
         if !self.is_lost.swap(true, Ordering::Relaxed) {
             metrics::count(metrics::LOST);
             let _in = self.span.enter();
-            let to = to.map(display);
-            tracing::warn!(key = self.key, to, "lost: the lease ended, the lock was freed, or another holder has it");
+            let by = to.and_then(Holder::operator).map(printable);
+            let (key, by, to) = (&self.key, by.as_deref(), to.filter(|_| by.is_none()).map(display));
+            tracing::warn!(key, by, to, "lost: the lease ended, the lock was freed, or another holder has it");
         }
     }
 

@@ -307,9 +307,10 @@ impl Acquisition {
         if let Some(other) = self.other_in(row.as_ref()) {
             return Some(other.clone());
         }
-        // An operator who has freed it has left a name. An identity has not.
+        // An operator who has freed it has left a name, but holds nothing. An identity has left no name.
         let is_freed = self.own_in(row.as_ref())?.number != Some(self.numbers.own);
-        row.filter(|row| is_freed && row.name().is_some())
+        let row = row.filter(|row| is_freed && row.name().is_some());
+        row.map(|row| Holder { owner: None, ..row })
     }
 }
 

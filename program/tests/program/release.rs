@@ -22,7 +22,10 @@ fn a_key_is_released_by_its_fence_and_lost_for_its_holder() {
     assert_eq!(row["state"], "free");
     assert!(row["holder"].as_str().unwrap().starts_with("released by somebody@"));
     fs::write(end, "").unwrap();
-    process.outcome().expect_code(76).expect_sentence(&["was released by somebody@", "code 3"]);
+    process
+        .outcome()
+        .expect_code(76)
+        .expect_sentence(&["was lost, because an operator ended it (released by somebody@", "code 3"]);
     let again = place.run(["release", "job", "--fence", &fence.to_string()]).expect_code(0);
     assert!(again.stdout.contains("already free"));
 }

@@ -58,11 +58,28 @@ async fn a_release_after_a_release_by_force_is_lost_and_changes_nothing() {
     let old = locks.acquire("nightly").await.unwrap();
     assert!(locks.force_release("nightly", &seen(&locks, "nightly").await).await.unwrap());
     let row = world.row("nightly").await;
-    assert!(old.release().await.unwrap_err().is_lost());
+    let error = old.release().await.unwrap_err();
+    assert!(error.is_lost());
+    let said = format!("was lost, because an operator ended it (process {})", std::process::id());
+    assert!(error.to_string().ends_with(&said), "{error}");
     assert_eq!(world.row("nightly").await, row);
     let other = locks.acquire("another").await.unwrap();
     assert!(locks.force_release("another", &seen(&locks, "another").await).await.unwrap());
     assert!(other.renew(s(30)).await.unwrap_err().is_lost());
+}
+
+#[tokio::test]
+async fn several_keys_of_which_an_operator_freed_two_name_both() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let operator = world.locks(&world.host().build()).holder("released by root@vm").build().unwrap();
+    let old = locks.acquire_all(["a", "b", "c"]).await.unwrap();
+    for key in ["a", "b"] {
+        assert!(operator.force_release(key, &seen(&operator, key).await).await.unwrap());
+    }
+    let error = old.release().await.unwrap_err().to_string();
+    assert_eq!(error.matches("was lost, because an operator ended it (released by root@vm)").count(), 2, "{error}");
+    assert!(["key `a`", "key `b`"].iter().all(|key| error.contains(key)) && !error.contains("lost to"), "{error}");
 }
 
 #[tokio::test]

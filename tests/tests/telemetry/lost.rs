@@ -33,6 +33,16 @@ async fn a_loss_found_by_a_renewal_is_counted_and_logged_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_loss_to_an_operator_is_logged_with_its_name() {
+    let stage = Stage::set().await;
+    let lock = stage.locks().acquire("nightly").await.unwrap();
+    take_away(&stage.locks(), "nightly").await;
+    assert!(lock.release().await.unwrap_err().is_lost());
+    let [loss] = &stage.traces.logged("lost")[..] else { panic!("once") };
+    assert!(loss.fields["by"].starts_with("process ") && !loss.fields.contains_key("to"), "{loss:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn work_that_outlives_its_lease_is_counted_as_lost_and_failed() {
     let stage = Stage::set().await;
     let outcome = stage.locks().acquire("nightly").lease(s(3)).run(async |_| pending::<()>().await).await;
