@@ -134,7 +134,8 @@ pub(super) const MAX_SEQUENCE: u64 = i64::MAX as u64;
 /// The largest place in the queue.
 pub(super) const MAX_PLACE: u64 = i64::MAX as u64;
 
+/// Returns `true` if the name is ours. Each name that a later version adds has a colon, so it cannot be that of a caller, but most
+/// names of the first version have none.
 pub(crate) fn is_reserved(attribute: &str) -> bool {
-    RESERVED.contains(&attribute)
-        || [PERMIT_PREFIX, PERMIT_FENCE_PREFIX].iter().any(|prefix| attribute.starts_with(prefix))
+    RESERVED.contains(&attribute) || attribute.contains(':')
 }

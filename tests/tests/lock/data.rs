@@ -50,11 +50,14 @@ async fn an_acquire_writes_other_attributes_but_not_those_of_the_lock() {
     let row = world.row("job").await.unwrap();
     assert_eq!((&row["tenant"], &row["size of it"]), (&text("b"), &text("7")));
     let sent = host.requests();
-    for name in ["status", "owner", "fence", "expiration", "in_progress_expiration", "data", "id", ""] {
+    for name in ["status", "owner", "fence", "expiration", "in_progress_expiration", "data", "id", "", ":", "lease:end"]
+    {
         let error = locks.acquire("job").attribute(name, text("x")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert_contains(&error, &["attribute", &format!("`{name}`")]);
     }
+    let reserved = locks.acquire("job").attribute("of:later", text("x")).await.unwrap_err();
+    assert_contains(&reserved, &["reserved", "without `:`"]);
     let twice = locks.acquire("job").attribute("tenant", text("a")).attribute("tenant", text("b"));
     assert_contains(&twice.await.unwrap_err(), &["`tenant`", "twice"]);
     assert_eq!(host.requests(), sent);
