@@ -122,6 +122,7 @@ enum StoredBody {
 
 /// The JSON form. A header's value is Latin-1, so that any bytes are text.
 #[derive(Deserialize, Serialize)]
+#[serde(expecting = "a stored response")]
 struct Wire {
     status: u16,
     headers: Vec<(String, String)>,

@@ -146,6 +146,7 @@ mod format {
 
     /// The fields are optional, so that the version is looked at first.
     #[derive(Deserialize, Serialize)]
+    #[serde(expecting = "a turn")]
     pub(super) struct Written {
         version: Option<u64>,
         table: Option<String>,
@@ -156,6 +157,7 @@ mod format {
     }
 
     #[derive(Deserialize, Serialize)]
+    #[serde(expecting = "a key of a turn")]
     struct WrittenKey {
         key: Option<String>,
         #[serde(flatten)]

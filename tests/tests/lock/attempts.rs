@@ -170,6 +170,16 @@ fn with_field(turn: &Value, name: &str, value: &Value) -> Value {
     changed
 }
 
+#[test]
+fn json_of_another_form_is_refused_as_no_turn() {
+    for (json, named) in
+        [("5", "expected a turn"), (r#""turn""#, "expected a turn"), (r#"{"keys":[5]}"#, "a key of a turn")]
+    {
+        let error = serde_json::from_str::<Turn>(json).unwrap_err().to_string();
+        assert!(error.contains(named) && !error.contains("Written"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn a_turn_that_was_changed_is_refused_or_costs_time_only() {
     tokio::time::pause();

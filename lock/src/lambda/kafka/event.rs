@@ -38,6 +38,7 @@ pub struct KafkaEvent {
 
 /// A record whose key, headers and value are encoded.
 #[derive(Clone, Deserialize)]
+#[serde(expecting = "a Kafka record")]
 pub(super) struct Encoded {
     #[serde(default)]
     pub(super) topic: Option<String>,
