@@ -1,6 +1,5 @@
 //! The middleware for HTTP requests: a retry with the same key gets the first response.
 
-use std::env;
 use std::fmt;
 use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
@@ -74,6 +73,9 @@ const MAX_KEY_LENGTH: usize = 255;
 ///
 /// The handler finds an [`HttpRun`] in the request's extensions, to complete the record in its own transaction. Without
 /// that, the response is stored after the handler returned. [`Idempotency`] describes what happens after a crash.
+///
+/// A handler that borrows a client of `main` does not compile under this layer: [clone the
+/// client](crate::LockLayer#a-handler-that-uses-a-client).
 ///
 /// The lease ends at the invocation's deadline, which the layer reads from the `lambda_runtime::Context` in the request's
 /// extensions. Elsewhere it is the lease of the [`Locks`], or [`lease`](Self::lease). The handler is cancelled when the
@@ -548,10 +550,7 @@ impl RequestSettings {
     fn invocation(&self, parts: &Parts) -> Invocation {
         match parts.extensions.get::<Context>() {
             Some(context) => invocation_of(context, self.idempotency.locks()),
-            None => Invocation {
-                function: env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
-                ..Invocation::default()
-            },
+            None => Invocation { function: self.idempotency.locks().0.function.clone(), ..Invocation::default() },
         }
     }
 

@@ -51,6 +51,9 @@ use crate::panics;
 ///
 /// For events of SNS, `EventBridge` and S3, [`event_id`](crate::lambda::event_id) is the key.
 ///
+/// A handler that borrows a client of `main` does not compile under this layer: [clone the
+/// client](crate::LockLayer#a-handler-that-uses-a-client).
+///
 /// Put a timeout inside of this layer. One outside drops the handler, and the record stays in progress until it is released
 /// in the background, which Lambda may freeze, or until its lease ends.
 ///

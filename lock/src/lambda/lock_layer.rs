@@ -75,6 +75,29 @@ use crate::text::printable;
 /// Two requests for an invocation that runs the handler, one for an invocation that finds the key held; more for one that
 /// [waits](Self::wait). IAM action `dynamodb:UpdateItem`.
 ///
+/// # A handler that uses a client
+///
+/// The layer keeps your handler, so a closure that borrows a client of `main` does not compile under a layer (error E0597).
+/// Move the client into the closure, and clone it for each event:
+///
+/// ```no_run
+/// # use aws_sdk_dynamodb::Client;
+/// # use lambda_lock::{LockLayer, Locks};
+/// # use lambda_runtime::{Error, LambdaEvent, Runtime};
+/// # use tower::{Layer, service_fn};
+/// # async fn report(client: &Client, _: LambdaEvent<()>) -> Result<(), Error> { Ok(drop(client.clone())) }
+/// # async fn example(layer: LockLayer<LambdaEvent<()>, ()>, client: Client) -> Result<(), Error> {
+/// let handler = service_fn(move |event| {
+///     let client = client.clone();
+///     async move { report(&client, event).await }
+/// });
+/// Runtime::new(layer.layer(handler)).run().await
+/// # }
+/// ```
+///
+/// The service of a layer is a type without a lifetime, which `lambda_runtime` runs in a boxed future. With
+/// `service_fn(|event| report(&client, event))`, which is enough for `lambda_runtime` alone, that future would borrow `client`.
+///
 /// # Durable functions
 ///
 /// Do not put the layer around the entry of a durable function. Each suspension ends an invocation, and that releases the
