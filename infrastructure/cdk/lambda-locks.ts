@@ -26,7 +26,7 @@ export interface LockGrants {
    */
   readonly read?: boolean;
   /**
-   * Has checks in its own transactions: `Lock::condition_check`, `LockSet::condition_checks`, and `complete_in` while
+   * Has checks in its own transactions: `Lock::condition_check`, `Lock::condition_checks`, and `complete_in` while
    * `LOCK_ENABLED` is false.
    * @default false
    */

@@ -15,7 +15,7 @@ variable "functions" {
     keys = list(string)
     # Locks::get, Locks::release_identity, and the locks of durable functions
     read = optional(bool, false)
-    # Lock::condition_check, LockSet::condition_checks, and complete_in while LOCK_ENABLED is false
+    # Lock::condition_check, Lock::condition_checks, and complete_in while LOCK_ENABLED is false
     condition_checks = optional(bool, false)
     # For a function on a schedule: hours without a release after which an alarm is raised, at most 168
     hours_without_release = optional(number)
