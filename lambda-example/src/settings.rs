@@ -10,10 +10,10 @@ use tokio::time::sleep;
 ///
 /// # Errors
 ///
-/// Returns an error if `DATA_TABLE_NAME` is not set.
+/// Returns an error if `DATA_TABLE_NAME` is not set, or is not UTF-8.
 pub fn data_table() -> Result<String, Error> {
-    env::var("DATA_TABLE_NAME").map_err(|_| {
-        "the environment variable DATA_TABLE_NAME is not set: set it to the name of the table for the function's data".into()
+    env::var("DATA_TABLE_NAME").map_err(|error| {
+        format!("DATA_TABLE_NAME: {error}: set it to the name of the table for the function's data").into()
     })
 }
 

@@ -1,7 +1,8 @@
-//! `load_config`: the configuration of the AWS SDK, where what is wrong in the environment is an error. The SDK itself
-//! panics at some of it, and overlooks the rest.
+//! The environment: its variables, and the configuration of the AWS SDK (`load_config`). A wrong value is an error here, but
+//! the SDK itself panics at some of them, and overlooks the rest.
 
 use std::error::Error as StdError;
+use std::ffi::OsString;
 use std::str::FromStr as _;
 use std::{env, fs, iter};
 
@@ -50,6 +51,25 @@ const WAY_OUT: &str = "a line break, for example, or a character that is not ASC
 /// What to write for an endpoint.
 const URL: &str = "a URL like `http://localhost:8000`, or unset it";
 
+/// Returns the value of an environment variable, if it is set.
+pub(crate) fn variable(name: &str) -> Result<Option<String>, Error> {
+    let not_utf8 = |_| Error::invalid(format!("the environment variable {name} is not UTF-8: correct it or unset it"));
+    env::var_os(name).map(OsString::into_string).transpose().map_err(not_utf8)
+}
+
+/// Returns the proxy of requests with this scheme, and the variable that names it, as the SDK's HTTP client finds them.
+fn proxy_of(scheme: &str) -> Option<(String, String)> {
+    let names = [scheme, "all"].map(|scheme| format!("{scheme}_proxy")).into_iter();
+    let mut names = names.flat_map(|name| [name.to_uppercase(), name]);
+    names.find_map(|name| Some((env::var(&name).ok().filter(|proxy| !proxy.is_empty())?, name)))
+}
+
+/// Whether the SDK's HTTP client uses the proxy. Otherwise it sends requests without one.
+fn is_proxy(value: &str) -> bool {
+    let (scheme, host) = value.split_once("://").unwrap_or(("http", value));
+    (scheme.starts_with("http") || scheme.starts_with("socks")) && ProxyConfig::all(format!("http://{host}")).is_ok()
+}
+
 /// Loads the configuration of the AWS SDK, as [`ConfigLoader::load`] does, for clients of your own.
 ///
 /// ```no_run
@@ -77,12 +97,15 @@ const URL: &str = "a URL like `http://localhost:8000`, or unset it";
 /// | `AWS_RETRY_MODE`, `retry_mode` | neither `standard` nor `adaptive`: this SDK has no `legacy` |
 /// | `AWS_ENDPOINT_URL_DYNAMODB`, `AWS_ENDPOINT_URL`, `endpoint_url` | not a URL; the SDK would send your requests to AWS |
 /// | `AWS_CA_BUNDLE`, `ca_bundle` | a file that cannot be read, or that has no certificate |
+/// | `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` | not the URL of a proxy; the SDK would connect without it |
+/// | these variables, and each other that begins with `AWS_` | not UTF-8; the SDK would overlook it |
 /// | the region | a character that no host's name can have |
 /// | the given profile | it is in no file |
 ///
 /// The clients trust the certificate authorities of `AWS_CA_BUNDLE` or `ca_bundle` instead of those of the system, as the AWS
 /// command line interface does and the SDK alone does not. If a request finds no credentials, or credentials of another source
-/// have such a character, the error of the request says so. An error of the network names the host.
+/// have such a character, the error of the request says so. If a request finds no connection, its error names the host and the
+/// proxy.
 ///
 /// With a `profile`, its credentials go before those in the environment, as with `aws --profile`. Without one, the SDK looks for
 /// credentials as usual. The function sets the HTTP client and the credentials of the `loader`; set others on the builder that
@@ -145,15 +168,14 @@ impl Environment {
     }
 
     fn check(&self) -> Result<(), Error> {
-        for (variable, property) in IN_HEADERS {
-            let value = env::var_os(variable).unwrap_or_default();
+        for (name, property) in IN_HEADERS {
+            let value = variable(name)?.unwrap_or_default();
             // The SDK trims a session token, and a blank access key is none.
-            let is_trimmed = |value: &str| variable == "AWS_SESSION_TOKEN" || value.trim().is_empty();
-            let value = value.to_str().map(|value| if is_trimmed(value) { value.trim() } else { value });
+            let is_trimmed = name == "AWS_SESSION_TOKEN" || value.trim().is_empty();
             let is_used = !self.is_given || property.is_empty();
-            if is_used && !value.is_some_and(fits_a_header) {
+            if is_used && !fits_a_header(if is_trimmed { value.trim() } else { &value }) {
                 return Err(Error::invalid(format!(
-                    "the environment variable {variable} has a character that no request can contain ({WAY_OUT})"
+                    "the environment variable {name} has a character that no request can contain ({WAY_OUT})"
                 )));
             }
             for profile in self.sources() {
@@ -174,7 +196,16 @@ impl Environment {
         // An empty one is none, as for the SDK.
         let is_fine = |value: &str| value.is_empty() || is_url(value);
         self.check_setting("AWS_ENDPOINT_URL_DYNAMODB", "", URL, is_fine)?;
-        self.check_setting("AWS_ENDPOINT_URL", "endpoint_url", URL, is_fine)
+        self.check_setting("AWS_ENDPOINT_URL", "endpoint_url", URL, is_fine)?;
+        let mut proxies = ["http", "https"].into_iter().filter_map(proxy_of);
+        if let Some((_, name)) = proxies.find(|(value, _)| !is_proxy(value)) {
+            // Without the value, which may have a password.
+            let why = "is not the URL of a proxy: write one like `http://localhost:3128`, or unset it";
+            return Err(Error::invalid(format!("the environment variable {name} {why}")));
+        }
+        let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let mut read = names.filter(|name| name.starts_with("AWS_") || name.to_lowercase().ends_with("_proxy"));
+        read.try_for_each(|name| variable(&name).map(drop))
     }
 
     /// Returns the profile and those that it takes its credentials from.
@@ -264,10 +295,8 @@ impl Environment {
 /// Returns the names of the two files of profiles.
 fn files() -> [String; 2] {
     let files = [("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")];
-    files.map(|(variable, default)| match env::var(variable) {
-        Ok(file) => printable(&file).into_owned(),
-        Err(_) => default.to_owned(),
-    })
+    files
+        .map(|(name, default)| env::var(name).map_or_else(|_| default.to_owned(), |file| printable(&file).into_owned()))
 }
 
 /// Whether the value can be in a header of a request. The signature of a request has the access key in one.
@@ -301,8 +330,8 @@ fn usable_certificates(bundle: &str) -> String {
     usable
 }
 
-/// Returns the SDK's default client, with these certificates instead of those of the system. Its errors name the host that has
-/// no address.
+/// Returns the SDK's default client, with these certificates instead of those of the system. Its errors name the host and the
+/// proxy that it cannot connect to.
 pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClient, Error> {
     let trusted = match certificates {
         Some(certificates) => TrustStore::empty().with_pem_certificate(certificates),
@@ -321,14 +350,10 @@ pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClie
         connector.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
         connector.build()
     });
-    // A proxy may be the host without an address.
-    let has_proxy = ["http_proxy", "https_proxy", "all_proxy"]
-        .into_iter()
-        .any(|name| env::var_os(name).is_some() || env::var_os(name.to_uppercase()).is_some());
-    Ok(if has_proxy { client } else { Naming(client).into_shared() })
+    Ok(Naming(client).into_shared())
 }
 
-/// An HTTP client, or a connector of it, whose errors name the host that has no address.
+/// An HTTP client, or a connector of it, whose errors name the host and the proxy that it cannot connect to.
 #[derive(Clone, Debug)]
 struct Naming<T>(T);
 
@@ -359,20 +384,27 @@ impl HttpConnector for Naming<SharedHttpConnector> {
         let (uri, answer) = (request.uri().to_owned(), self.0.call(request));
         HttpConnectorFuture::new(async move {
             answer.await.map_err(|error| {
-                if !error.is_io() || !is_without_address(&error) {
+                // The HTTP client says by a text only why it has no connection.
+                let sources = || iter::successors(error.source(), |&error| error.source()).map(ToString::to_string);
+                let has = |text| sources().any(|source| source.starts_with(text));
+                if !["dns error", "tcp connect error", "tunnel error"].into_iter().any(has) {
                     return error;
                 }
-                let host = uri.split("://").nth(1).and_then(|rest| rest.split(['/', ':']).next()).unwrap_or(&uri);
-                let why = format!("no address of the host `{}`: {}", printable(host), root_of(&error));
-                ConnectorError::io(Box::new(ResolveDnsError::new(why))).never_connected()
+                let proxy = proxy_of(uri.split("://").next().unwrap_or_default());
+                let proxy = proxy.map(|(proxy, name)| format!(" or its proxy `{}` ({name})", host_of(&proxy)));
+                let (host, proxy, why) = (host_of(&uri), proxy.unwrap_or_default(), root_of(&error));
+                let why = format!("no connection to the host `{host}`{proxy}: {why}");
+                let why: BoxError = if has("dns error") { Box::new(ResolveDnsError::new(why)) } else { why.into() };
+                ConnectorError::io(why).never_connected()
             })
         })
     }
 }
 
-/// Whether the resolver has failed. The HTTP client says so by a text only.
-fn is_without_address(error: &ConnectorError) -> bool {
-    iter::successors(error.source(), |&error| error.source()).any(|error| error.to_string().starts_with("dns error"))
+/// Returns the host of a URL with its port, without the password of a proxy.
+fn host_of(url: &str) -> String {
+    let host = url.rsplit("://").next().and_then(|rest| rest.rsplit('@').next()).unwrap_or(url);
+    printable(host.split('/').next().unwrap_or(host)).into_owned()
 }
 
 /// Credentials of any source, which are checked before the SDK signs a request with them.

@@ -1,6 +1,6 @@
 //! `Locks` from the options and the environment.
 
-use std::env;
+use std::env::{self, VarError};
 use std::time::Duration;
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
@@ -15,7 +15,7 @@ use crate::failure::{CONFIGURATION, Failure};
 pub(crate) struct Connection {
     pub(crate) locks: Locks,
     pub(crate) table: String,
-    key_prefix: String,
+    pub(crate) key_prefix: String,
 }
 
 /// A key on the command line of an operator.
@@ -51,8 +51,8 @@ pub(crate) async fn connect_for(
     holder: String,
 ) -> Result<Connection, Failure> {
     let mut options = options.clone();
-    options.table = named_table(&options).or_else(|| Some(ticket.table().to_owned()));
-    options.key_prefix = key_prefix(&options).or_else(|| Some(ticket.key_prefix().to_owned()));
+    options.table = named_table(&options)?.or_else(|| Some(ticket.table().to_owned()));
+    options.key_prefix = key_prefix(&options)?.or_else(|| Some(ticket.key_prefix().to_owned()));
     connect(&options, holder).await
 }
 
@@ -69,7 +69,7 @@ pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: St
     if let Some(is_strong) = variable("LOCK_MULTI_REGION_STRONG_CONSISTENCY", flag)? {
         builder = builder.multi_region_strong_consistency(is_strong);
     }
-    let key_prefix = key_prefix(options).unwrap_or_default();
+    let key_prefix = key_prefix(options)?.unwrap_or_default();
     builder = builder.key_prefix(&key_prefix);
     if let Some(name) = &options.partition_key {
         builder = builder.partition_key(name);
@@ -105,25 +105,34 @@ pub(crate) fn default_lease() -> Result<Duration, Failure> {
     Ok(variable("LOCK_LEASE", arguments::lease)?.unwrap_or(Duration::from_secs(30)))
 }
 
-fn variable<T>(name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Failure> {
-    let Ok(value) = env::var(name) else { return Ok(None) };
-    read(&value).map(Some).map_err(|why| {
-        let message =
-            format!("invalid value `{value}` of the environment variable {name}: {why}; correct it or unset it");
+/// Returns what the environment variable says, if it is set.
+pub(crate) fn variable<T>(name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Failure> {
+    let failed = |what: &str, why: &str| {
+        let message = format!("invalid value{what} of the environment variable {name}: {why}; correct it or unset it");
         Failure::new(CONFIGURATION, message)
-    })
+    };
+    match env::var(name) {
+        Ok(value) => read(&value).map(Some).map_err(|why| failed(&format!(" `{value}`"), &why)),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(_)) => Err(failed("", "must be UTF-8")),
+    }
 }
 
-fn named_table(options: &TableOptions) -> Option<String> {
-    options.table.clone().or_else(|| env::var("LOCK_TABLE_NAME").ok().filter(|name| !name.is_empty()))
+fn text(name: &str) -> Result<Option<String>, Failure> {
+    variable(name, |value| Ok(value.to_owned()))
 }
 
-fn key_prefix(options: &TableOptions) -> Option<String> {
-    options.key_prefix.clone().or_else(|| env::var("LOCK_KEY_PREFIX").ok())
+fn named_table(options: &TableOptions) -> Result<Option<String>, Failure> {
+    let named = || text("LOCK_TABLE_NAME").map(|name| name.filter(|name| !name.is_empty()));
+    options.table.clone().map_or_else(named, |table| Ok(Some(table)))
+}
+
+fn key_prefix(options: &TableOptions) -> Result<Option<String>, Failure> {
+    options.key_prefix.clone().map_or_else(|| text("LOCK_KEY_PREFIX"), |prefix| Ok(Some(prefix)))
 }
 
 fn table(options: &TableOptions) -> Result<String, Failure> {
-    let named = named_table(options);
+    let named = named_table(options)?;
     #[cfg(feature = "embedded")]
     let named = named.or_else(|| options.embedded.as_ref().map(|_| "locks".to_owned()));
     named.ok_or_else(|| {

@@ -62,7 +62,7 @@ where
     /// on a task of its own (`tokio::spawn`).
     pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
         let invocation = Invocation {
-            function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
+            function: self.settings.locks.0.function.clone(),
             deadline: self.settings.deadline,
             ..Invocation::default()
         };

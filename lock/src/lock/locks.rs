@@ -1,7 +1,6 @@
 //! `Locks`: the table and the settings of its locks.
 
 use std::collections::HashMap;
-use std::env;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +20,7 @@ use crate::limits::{
     check_duration, check_holder, check_key, check_table_name, holder_within_bounds,
 };
 use crate::row::{self, Table};
-use crate::sdk::load_config;
+use crate::sdk::{load_config, variable};
 use crate::text::printable;
 
 /// The limit of a warm-up: Lambda's init phase has 10 s.
@@ -50,6 +49,8 @@ pub(crate) struct Settings {
     pub(crate) table: Table,
     pub(crate) clock: Clock,
     pub(crate) lease: Duration,
+    /// The name of the Lambda function. Empty elsewhere.
+    pub(crate) function: String,
     pub(crate) holder: String,
     pub(crate) enabled: bool,
     pub(crate) in_background: watch::Sender<Background>,
@@ -117,7 +118,7 @@ impl Locks {
     /// Sends no request. An error names the variable and its value, unless that is a secret.
     pub async fn from_env() -> Result<Self, Error> {
         // Check the variables first: without a table, there is no point in looking up a region.
-        let settings = Variables::read(|name| env::var(name).ok())?;
+        let settings = Variables::read(variable)?;
         let config = load_config(aws_config::defaults(BehaviorVersion::latest()), None).await?;
         settings.apply(Client::from_conf(client_config(&config).build())).build()
     }
@@ -430,7 +431,8 @@ impl LocksBuilder {
         check_duration("lease", self.lease, MIN_LEASE, DAY)?;
         check_duration("clock skew", *clock_skew, Duration::ZERO, MAX_CLOCK_SKEW)?;
         check_duration("retention", *retention, MIN_RETENTION + 2 * *clock_skew, MAX_RETENTION)?;
-        let holder = self.holder.unwrap_or_else(default_holder);
+        let function = variable("AWS_LAMBDA_FUNCTION_NAME")?.unwrap_or_default();
+        let holder = self.holder.map_or_else(|| default_holder(&function), Ok)?;
         check_holder(&holder)?;
         #[cfg(feature = "metrics")]
         crate::metrics::describe();
@@ -441,6 +443,7 @@ impl LocksBuilder {
             clock: Clock::new(self.table.client.config().time_source()),
             table: self.table,
             lease: self.lease,
+            function,
             holder,
             enabled: self.enabled,
             in_background: watch::Sender::default(),
@@ -449,13 +452,13 @@ impl LocksBuilder {
     }
 }
 
-fn default_holder() -> String {
-    let name = match (env::var("AWS_LAMBDA_FUNCTION_NAME"), env::var("AWS_LAMBDA_LOG_STREAM_NAME")) {
-        (Ok(function), Ok(stream)) => format!("{function} {stream}"),
-        (Ok(function), Err(_)) => function,
-        (Err(_), _) => format!("process {}", std::process::id()),
+fn default_holder(function: &str) -> Result<String, Error> {
+    let name = match (function, variable("AWS_LAMBDA_LOG_STREAM_NAME")?) {
+        ("", _) => format!("process {}", std::process::id()),
+        (function, Some(stream)) => format!("{function} {stream}"),
+        (function, None) => function.to_owned(),
     };
-    holder_within_bounds(&name)
+    Ok(holder_within_bounds(&name))
 }
 
 pub(crate) fn check_attribute_name(what: &str, name: &str) -> Result<(), Error> {
@@ -464,7 +467,7 @@ pub(crate) fn check_attribute_name(what: &str, name: &str) -> Result<(), Error> 
         return Err(Error::invalid(format!("the {what} `{name}` has {bytes} bytes, not 1 to {MAX_NAME_BYTES}")));
     }
     if row::is_reserved(name) {
-        return Err(Error::invalid(format!("the {what} `{name}` is an attribute of the lock row: use another name")));
+        return Err(Error::invalid(format!("the {what} `{name}` is reserved for lock rows: use another, without `:`")));
     }
     Ok(())
 }
@@ -481,14 +484,14 @@ struct Variables {
 }
 
 impl Variables {
-    fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+    fn read(lookup: impl Fn(&str) -> Result<Option<String>, Error>) -> Result<Self, Error> {
         fn parsed<T, E: Display>(
             name: &str,
-            value: Option<String>,
+            value: Result<Option<String>, Error>,
             parse: impl Fn(&str) -> Result<T, E>,
             like: &str,
         ) -> Result<Option<T>, Error> {
-            let Some(value) = value else { return Ok(None) };
+            let Some(value) = value? else { return Ok(None) };
             match parse(value.trim()) {
                 Ok(parsed) => Ok(Some(parsed)),
                 Err(why) => Err(Error::invalid(format!(
@@ -497,7 +500,7 @@ impl Variables {
                 ))),
             }
         }
-        let table = lookup("LOCK_TABLE_NAME").filter(|name| !name.is_empty()).ok_or_else(|| {
+        let table = lookup("LOCK_TABLE_NAME")?.filter(|name| !name.is_empty()).ok_or_else(|| {
             Error::invalid("the environment variable LOCK_TABLE_NAME is not set: set it to the name of the lock table")
         })?;
         let flag = |name| parsed(name, lookup(name), str::parse::<bool>, "`true` or `false`");
@@ -506,7 +509,7 @@ impl Variables {
             table,
             lease: duration("LOCK_LEASE")?,
             clock_skew: duration("LOCK_CLOCK_SKEW")?,
-            key_prefix: lookup("LOCK_KEY_PREFIX"),
+            key_prefix: lookup("LOCK_KEY_PREFIX")?,
             enabled: flag("LOCK_ENABLED")?,
             has_strong_regions: flag("LOCK_MULTI_REGION_STRONG_CONSISTENCY")?,
         };
@@ -542,7 +545,7 @@ mod tests {
     fn read(variables: &[(&str, &str)]) -> Result<Variables, Error> {
         Variables::read(|name| {
             let found = variables.iter().find(|(variable, _)| *variable == name);
-            found.map(|(_, value)| (*value).to_owned())
+            Ok(found.map(|(_, value)| (*value).to_owned()))
         })
     }
 

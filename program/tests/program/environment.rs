@@ -70,10 +70,12 @@ fn an_invalid_endpoint_is_named() {
 fn a_credential_with_a_line_break_is_named_without_its_value() {
     let variables = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_EXECUTION_ENV"];
     for variable in variables {
-        for value in [&b"AKIAX\r\ny"[..], b"AKIA\xC2\xA0X", b"AKIA\xFFX"] {
+        let line_break = "line break";
+        for (value, why) in [(&b"AKIAX\r\ny"[..], line_break), (b"AKIA\xC2\xA0X", line_break), (b"AKIA\xFFX", "UTF-8")]
+        {
             let mut command = get("http://127.0.0.1:1");
             command.env(variable, OsString::from_vec(value.to_vec()));
-            let refused = Process::start(command).outcome().expect_code(78).expect_sentence(&[variable, "line break"]);
+            let refused = Process::start(command).outcome().expect_code(78).expect_sentence(&[variable, why]);
             assert!(!refused.stderr.contains("AKIA"), "{refused:?}");
         }
     }
@@ -140,6 +142,53 @@ fn settings_of_retries_that_the_sdk_does_not_know_are_named() {
         let command = get_with_profiles("http://127.0.0.1:1", &place, &profiles);
         outcome(command, &credentials()).expect_code(78).expect_sentence(&[property, "`default`", way_out]);
     }
+}
+
+#[test]
+fn an_invalid_proxy_is_named_without_its_password() {
+    let wrong = ["garbage:::", "http://someone:secret@proxy:::", "ftp://proxy:21", "http://", "http://proxy:3128\r"];
+    for (variable, endpoint) in [
+        ("HTTPS_PROXY", "https://127.0.0.1:1"),
+        ("http_proxy", "http://127.0.0.1:1"),
+        ("ALL_PROXY", "http://127.0.0.1:1"),
+    ] {
+        for value in wrong {
+            let refused = outcome(get(endpoint), &[(variable, value)]).expect_code(78);
+            let refused = refused.expect_sentence(&[variable, "http://localhost:3128", "unset it"]);
+            assert!(!refused.stderr.contains("secret"), "{refused:?}");
+        }
+    }
+    let endpoint = server(&[DENIED]);
+    for value in ["", "http://127.0.0.1:1", "127.0.0.1:1", "socks5h://someone:secret@127.0.0.1:1"] {
+        let unused = outcome(get(&endpoint), &[("HTTPS_PROXY", value)]);
+        unused.expect_code(78).expect_sentence(&["access denied"]);
+    }
+}
+
+#[test]
+fn an_error_of_the_network_names_host_and_proxy() {
+    let host = "no-such-host.invalid";
+    let unknown = outcome(get(&format!("http://{host}:8000")), &[]).expect_code(69);
+    unknown.expect_sentence(&[&format!("no connection to the host `{host}:8000`: dns error")]);
+    outcome(get("http://127.0.0.1:1"), &[])
+        .expect_code(69)
+        .expect_sentence(&["no connection to the host `127.0.0.1:1`: ", "refused"]);
+    let by_proxy = |proxy: &str, named: &str| {
+        let failed = outcome(get(&format!("http://{host}:8000")), &[("http_proxy", proxy)]).expect_code(69);
+        let failed = failed.expect_sentence(&[&format!("the host `{host}:8000` or its proxy `{named}` (http_proxy)")]);
+        assert!(!failed.stderr.contains("secret"), "{failed:?}");
+    };
+    by_proxy("http://someone:secret@127.0.0.1:1/", "127.0.0.1:1");
+    by_proxy("no-proxy.invalid:3128", "no-proxy.invalid:3128");
+}
+
+#[test]
+fn a_refusal_of_the_proxy_names_host_and_proxy() {
+    const FORBIDDEN: (u16, &str) = (403, "");
+    let proxy = server(&[FORBIDDEN]);
+    let refused = outcome(get("https://dynamodb.example"), &[("HTTPS_PROXY", &proxy)]).expect_code(69);
+    let named = format!("the host `dynamodb.example` or its proxy `{}` (HTTPS_PROXY)", &proxy["http://".len()..]);
+    refused.expect_sentence(&[&named, "tunnel error"]);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Settings: their bounds, the switch that turns locking off, the client and the endpoint.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -58,19 +60,45 @@ fn requests_go_to_the_endpoint_that_the_environment_names() {
     assert_eq!(said.unwrap().unwrap(), format!("holding {number}"));
 }
 
+/// What the program says that stops at its settings, with this variable in its environment.
+fn refusal_of_from_env(name: &str, value: impl AsRef<OsStr>) -> String {
+    let contender = Command::new(env!("CARGO_BIN_EXE_contender"))
+        .arg("hold")
+        .env_clear()
+        .envs([("AWS_REGION", "eu-west-1"), ("LOCK_TABLE_NAME", "my-locks"), ("AWS_EC2_METADATA_DISABLED", "true")])
+        .env("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        .envs([("AWS_ACCESS_KEY_ID", "someone"), ("AWS_SECRET_ACCESS_KEY", "secret")])
+        .env(name, value)
+        .output()
+        .unwrap();
+    String::from_utf8(contender.stderr).unwrap()
+}
+
+#[test]
+fn a_variable_that_is_not_utf8_is_an_error_of_from_env() {
+    for name in [
+        "LOCK_TABLE_NAME",
+        "LOCK_LEASE",
+        "LOCK_CLOCK_SKEW",
+        "LOCK_KEY_PREFIX",
+        "LOCK_ENABLED",
+        "LOCK_MULTI_REGION_STRONG_CONSISTENCY",
+        "AWS_LAMBDA_FUNCTION_NAME",
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_CONFIG_FILE",
+        "https_proxy",
+    ] {
+        let said = refusal_of_from_env(name, OsStr::from_bytes(b"\xFFapp"));
+        assert!(said.contains(&format!("the environment variable {name} is not UTF-8")), "{said}");
+    }
+}
+
 /// The SDK alone panics at these.
 #[test]
 fn a_wrong_variable_of_the_sdk_is_an_error_of_from_env() {
     for (name, value) in [("AWS_ACCESS_KEY_ID", "AKIAX\r"), ("AWS_RETRY_MODE", "legacy"), ("AWS_MAX_ATTEMPTS", "0")] {
-        let contender = Command::new(env!("CARGO_BIN_EXE_contender"))
-            .arg("hold")
-            .env_clear()
-            .envs([("AWS_REGION", "eu-west-1"), ("LOCK_TABLE_NAME", "my-locks"), ("AWS_EC2_METADATA_DISABLED", "true")])
-            .env("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-            .envs([("AWS_ACCESS_KEY_ID", "someone"), ("AWS_SECRET_ACCESS_KEY", "secret"), (name, value)])
-            .output()
-            .unwrap();
-        let said = String::from_utf8(contender.stderr).unwrap();
+        let said = refusal_of_from_env(name, value);
         assert!(said.contains(&format!("the environment variable {name} ")), "{said}");
         assert!(!said.contains("AKIAX") && !said.contains("InvalidHeaderValue"), "{said}");
     }

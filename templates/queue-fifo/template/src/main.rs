@@ -80,7 +80,8 @@ async fn main() -> Result<(), Error> {
     lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
     let queues = aws_sdk_sqs::Client::new(&aws_config::load_defaults(aws_config::BehaviorVersion::latest()).await);
     let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
-    Runtime::new(orders(locks, queues, env::var("DEAD_LETTERS_URL")?).layer(service_fn(place))).run().await
+    let dead_letters = env::var("DEAD_LETTERS_URL").map_err(|error| format!("DEAD_LETTERS_URL: {error}"))?;
+    Runtime::new(orders(locks, queues, dead_letters).layer(service_fn(place))).run().await
 }
 
 #[cfg(test)]
