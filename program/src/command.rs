@@ -32,7 +32,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// Starts the command, in the guard's group if there is a guard.
-    pub(crate) fn start(words: &[OsString], variables: [(&str, &str); 3], group: Option<Pid>) -> io::Result<Self> {
+    pub(crate) fn start(words: &[OsString], variables: [(&str, &str); 4], group: Option<Pid>) -> io::Result<Self> {
         let mut command = this_program(EXEC)?;
         command.arg(process::id().to_string()).args(words).envs(variables).kill_on_drop(true);
         if let Some(group) = group {

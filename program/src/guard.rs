@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_current_process_group, kill_process, kil
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 
-use crate::process::{pid, this_program};
+use crate::process::{pid, runtime, this_program};
 use crate::signals::Signals;
 
 /// The argument that makes this program the guard.
@@ -105,7 +105,7 @@ pub(crate) fn main() -> ExitCode {
         }
         io::Result::Ok(())
     };
-    if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    if let Ok(runtime) = runtime() {
         let _either_way = runtime.block_on(live);
         // The thread that reads standard input must not delay the kill.
         runtime.shutdown_background();

@@ -17,7 +17,7 @@ const RUN: &str = "\
 Runs a command while holding a lock. The exit code is that of the command, or 128 plus the number of the signal that \
 killed it. If the key is held, the command does not run and the exit code is 75.
 
-The command finds LOCK_FENCE, LOCK_KEY and LOCK_TABLE_NAME in its environment. The lock is released when the command \
+The command finds LOCK_FENCE, LOCK_KEY, LOCK_TABLE_NAME and LOCK_KEY_PREFIX in its environment. The lock is released when the command \
 ends.
 
 The command never runs longer than the lease. It gets SIGTERM when a tenth of the lease is left, at most 10 seconds, \

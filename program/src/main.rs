@@ -49,19 +49,12 @@ fn main() -> ExitCode {
     }
     let matches = arguments::command_line().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    if let Ok(filter) = EnvFilter::try_from_default_env() {
-        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| Log).init();
-    }
-    // In one thread: the kernel kills the command when the thread that started it has died.
-    let outcome =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::of_the_system).and_then(
-            |runtime| {
-                let outcome = runtime.block_on(act(arguments));
-                // A name that is still being looked up must not delay the end.
-                runtime.shutdown_background();
-                outcome
-            },
-        );
+    let outcome = log().and_then(|()| process::runtime().map_err(Failure::of_the_system)).and_then(|runtime| {
+        let outcome = runtime.block_on(act(arguments));
+        // A name that is still being looked up must not delay the end.
+        runtime.shutdown_background();
+        outcome
+    });
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(Failure { code, message }) => {
@@ -71,6 +64,15 @@ fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+/// Logs on standard error if `RUST_LOG` says so.
+fn log() -> Result<(), Failure> {
+    let read = |filter: &str| EnvFilter::try_new(filter).map_err(|error| error.to_string());
+    if let Some(filter) = connect::variable("RUST_LOG", read)? {
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| Log).init();
+    }
+    Ok(())
 }
 
 async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {

@@ -1,10 +1,21 @@
-//! Starting this program again, and looking at a child process.
+//! The runtime of this process; starting this program again, and looking at a child process.
 
 use std::env;
 use std::io;
+use std::os::unix::net::UnixStream;
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::process::{Child, Command};
+use tokio::runtime::{Builder, Runtime};
+
+/// Returns the runtime of this process. It has one thread, because the kernel kills the command when the thread that started
+/// the command has died.
+pub(crate) fn runtime() -> io::Result<Runtime> {
+    // tokio opens up to eight files for its runtime, and panics if the system refuses the one for signals.
+    let enough = [(); 4].map(|()| UnixStream::pair());
+    enough.into_iter().collect::<io::Result<Vec<_>>>()?;
+    Builder::new_current_thread().enable_all().build()
+}
 
 /// Returns a command that starts this program again, with this task as its first argument.
 pub(crate) fn this_program(task: &str) -> io::Result<Command> {

@@ -5,7 +5,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{self, ExitStatus};
 use std::time::Duration;
 
-use lambda_lock::{Error, Holder, Lock, Locks};
+use lambda_lock::{Error, Lock, Locks};
 
 use crate::arguments::{Run, TableOptions};
 use crate::command::cannot_run;
@@ -15,7 +15,7 @@ use crate::guard::Guard;
 use crate::identity;
 use crate::output::say;
 use crate::signals::{Signals, heed_children};
-use crate::supervise::{Ended, FENCE, Job, KEY, TABLE};
+use crate::supervise::{Ended, FENCE, Job, KEY, PREFIX, TABLE};
 
 /// How long the program waits for the answer to a release that was sent in the background.
 pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,9 +28,9 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
     }
     let lease = run.lease.map_or_else(connect::default_lease, Ok)?;
     let holder = run.holder.clone().unwrap_or_else(|| identity::holder(&run.command[0]));
-    let Connection { locks, table, .. } = connect::connect(options, holder).await?;
+    let Connection { locks, table, key_prefix } = connect::connect(options, holder).await?;
     let mut signals = Signals::passed_on().map_err(Failure::of_the_system)?;
-    let under = Under { locks: &locks, table: &table, lease, run: &run };
+    let under = Under { locks: &locks, table: &table, key_prefix: &key_prefix, lease, run: &run };
     // The code of the last run.
     let (mut last, mut tries) = (None, 0);
     let outcome = loop {
@@ -77,6 +77,7 @@ enum Next {
 struct Under<'a> {
     locks: &'a Locks,
     table: &'a str,
+    key_prefix: &'a str,
     lease: Duration,
     run: &'a Run,
 }
@@ -84,7 +85,7 @@ struct Under<'a> {
 impl Under<'_> {
     /// Acquires the lock, and runs the command under it.
     async fn once(&self, signals: &mut Signals, wait: Option<Duration>) -> Result<Next, Failure> {
-        let Self { locks, table, lease, run } = *self;
+        let Self { locks, table, key_prefix, lease, run } = *self;
         let mut guard = Guard::start().await.map_err(Failure::of_the_system)?;
         let acquire = match run.at_most {
             Some(permits) => locks.semaphore(&run.key, permits).acquire(),
@@ -102,7 +103,7 @@ impl Under<'_> {
         };
         let outcome = match acquired {
             Ok(Ok(lock)) => {
-                let job = Job { lock: &lock, table, words: &run.command, lease, renew: run.renew };
+                let job = Job { lock: &lock, table, key_prefix, words: &run.command, lease, renew: run.renew };
                 let ended = job.run(guard.as_mut(), signals).await;
                 // Before the release, which may take time: the guard must not kill the children that the command left
                 // behind.
@@ -158,7 +159,7 @@ async fn conclude(
     let ended = match ended {
         Ok(Ended::InTime(status)) => Ok(status),
         Ok(Ended::Lost(error, status)) => {
-            return lost(format!("{}; the command was ended ({})", loss(&error), describe(status)));
+            return lost(format!("{error}; the command was ended ({})", describe(status)));
         }
         Ok(Ended::Overrun(status)) => {
             return lost(format!(
@@ -182,8 +183,7 @@ async fn conclude(
     };
     match (ended, released) {
         (Ok(status), Err(error)) if error.is_lost() => lost(format!(
-            "{}; the command ended after that ({}), and another holder may have run at the same time",
-            loss(&error),
+            "{error}; the command ended after that ({}), and another holder may have run at the same time",
             describe(status)
         )),
         (Ok(status), Ok(true)) if coalesces => Ok(Next::RunsAgain(code(status))),
@@ -209,22 +209,15 @@ async fn conclude(
     }
 }
 
-/// Describes how the lock was lost. A holder's name can say that an operator released the lock.
-fn loss(error: &Error) -> String {
-    match error.holder().and_then(Holder::name) {
-        Some(name) if identity::is_releaser(name) => {
-            format!("the lock on key `{}` in table `{}` was {name}", error.key(), error.table())
-        }
-        _ => error.to_string(),
-    }
-}
-
 fn without_lock(options: &TableOptions, run: &Run) -> u8 {
     say("LOCK_ENABLED is `false`: the command runs without a lock");
     let mut command = process::Command::new(&run.command[0]);
     command.args(&run.command[1..]).env(FENCE, "0").env(KEY, &run.key);
     if let Some(table) = &options.table {
         command.env(TABLE, table);
+    }
+    if let Some(prefix) = &options.key_prefix {
+        command.env(PREFIX, prefix);
     }
     let error = command.exec();
     cannot_run(&run.command[0], &error)

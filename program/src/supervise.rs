@@ -21,6 +21,8 @@ use crate::signals::Signals;
 pub(crate) const FENCE: &str = "LOCK_FENCE";
 pub(crate) const KEY: &str = "LOCK_KEY";
 pub(crate) const TABLE: &str = "LOCK_TABLE_NAME";
+/// Without it, a `lambda-lock` in the command would lock another key.
+pub(crate) const PREFIX: &str = "LOCK_KEY_PREFIX";
 
 /// The time from SIGTERM to SIGKILL when another holder may have the key.
 const AT_ONCE: Duration = Duration::from_millis(100);
@@ -30,6 +32,7 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 pub(crate) struct Job<'a> {
     pub(crate) lock: &'a Lock,
     pub(crate) table: &'a str,
+    pub(crate) key_prefix: &'a str,
     pub(crate) words: &'a [OsString],
     pub(crate) lease: Duration,
     pub(crate) renew: bool,
@@ -67,7 +70,8 @@ impl Job<'_> {
             return Ok(Ended::TooLate);
         }
         let fence = self.lock.fence().to_string();
-        let variables = [(FENCE, fence.as_str()), (KEY, self.lock.key()), (TABLE, self.table)];
+        let variables =
+            [(FENCE, fence.as_str()), (KEY, self.lock.key()), (TABLE, self.table), (PREFIX, self.key_prefix)];
         let mut command = Running::start(self.words, variables, guard.as_ref().map(|guard| guard.group))?;
         if let Some(guard) = &mut guard {
             // `reason_to_end` notices a guard that has died.

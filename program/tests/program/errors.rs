@@ -1,6 +1,8 @@
 //! Errors of the user and of the environment: the exit code and the remedy.
 
+use std::ffi::OsStr;
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::{Duration, Instant};
 
 use crate::server::{DENIED, at_a_server, server};
@@ -21,6 +23,22 @@ fn an_invalid_variable_exits_with_78_and_names_value_and_remedy() {
         let outcome = Process::start(command).outcome().expect_code(78).expect_sentence(&[value, way_out]);
         assert!(name == "LOCK_TABLE_NAME" || outcome.stderr.contains(name), "{outcome:?}");
     }
+    for name in [
+        "LOCK_ENABLED",
+        "LOCK_LEASE",
+        "LOCK_TABLE_NAME",
+        "LOCK_KEY_PREFIX",
+        "LOCK_CLOCK_SKEW",
+        "LOCK_MULTI_REGION_STRONG_CONSISTENCY",
+        "RUST_LOG",
+    ] {
+        let mut command = place.command(["run", "--key", "job", "--", "true"]);
+        command.env(name, OsStr::from_bytes(b"\xFFapp"));
+        Process::start(command).outcome().expect_code(78).expect_sentence(&[name, "must be UTF-8"]);
+    }
+    let mut command = place.command(["run", "--key", "job", "--", "true"]);
+    command.env("RUST_LOG", "lambda_lock=loud");
+    Process::start(command).outcome().expect_code(78).expect_sentence(&["RUST_LOG", "`lambda_lock=loud`"]);
     let mut command = bare(PROGRAM);
     command.args(["run", "--key", "job", "--", "true"]).env("LOCK_TABLE_NAME", "");
     Process::start(command).outcome().expect_code(78).expect_sentence(&["--table", "LOCK_TABLE_NAME"]);
@@ -170,4 +188,21 @@ fn a_table_with_other_keys_names_those_of_the_settings() {
     of_another.expect_sentence(&["`pk` as the key for key `job`", why, "--partition-key"]);
     let with_sort_key = place.run(["get", "job", "--sort-key", "sk=LOCK"]).expect_code(78);
     with_sort_key.expect_sentence(&["`id` and `sk`", "--sort-key"]);
+}
+
+#[test]
+fn too_few_file_descriptors_exit_with_74() {
+    let place = Place::new();
+    let program = place.command(["run", "--key", "job", "--", "true"]);
+    for most in 5..=24 {
+        let mut command = bare("sh");
+        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.args(["-c", &format!("ulimit -n {most}; exec \"$0\" \"$@\"")]);
+        command.arg(program.get_program()).args(program.get_args());
+        let outcome = Process::start(command).outcome();
+        assert!(!outcome.stderr.contains("panicked"), "{most}: {outcome:?}");
+        if most <= 10 {
+            outcome.expect_code(74).expect_sentence(&["Too many open files"]);
+        }
+    }
 }

@@ -24,6 +24,20 @@ fn the_command_gets_fence_key_and_table_and_its_code_is_the_exit_code() {
     assert_eq!(place.json("job")["state"], "free");
 }
 
+#[test]
+fn a_command_that_locks_its_own_key_is_refused() {
+    let place = Place::new();
+    let inner = place.command(["run"]);
+    let words: Vec<_> = inner.get_args().map(|word| format!("'{}'", word.to_str().unwrap())).collect();
+    let script = format!(r#"'{PROGRAM}' {} --key "$LOCK_KEY" -- echo beside"#, words.join(" "));
+    for prefix in ["app#", ""] {
+        let mut command = place.shell("job", &["--key-prefix", prefix], &script);
+        command.env("LOCK_KEY_PREFIX", "other#");
+        let outcome = Process::start(command).outcome().expect_code(75);
+        outcome.expect_sentence(&[&format!("`{prefix}job`"), "held by somebody@"]).expect_stdout("");
+    }
+}
+
 /// The first request of the program as this user, whose name is not in the environment.
 fn request_of(user: Option<u32>) -> String {
     let (endpoint, requests) = recording_server(&[DENIED]);
