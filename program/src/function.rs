@@ -159,7 +159,7 @@ impl<'a> Check<'a> {
             }
         }
         if let Some(arn) = mapping::on_failure(mapping.destination_config()) {
-            self.destination(arn, &subject, "DestinationConfig.OnFailure of the mapping").await;
+            self.given_up(arn, &subject, "DestinationConfig.OnFailure of the mapping").await;
         }
         if self.findings[before..].iter().all(|finding| finding.verdict == Verdict::Passed) {
             let what =
@@ -239,8 +239,15 @@ impl<'a> Check<'a> {
             [(on_failure, "OnFailure in EventInvokeConfig"), (dead_letters, "DeadLetterConfig of the function")];
         for (arn, setting) in settings {
             if let Some(arn) = arn {
-                self.destination(arn, subject, setting).await;
+                self.given_up(arn, subject, setting).await;
             }
+        }
+    }
+
+    /// Looks at the destination of work that Lambda gives up.
+    async fn given_up(&mut self, arn: &str, subject: &str, setting: &str) {
+        if let Some(queue) = self.destination(arn, subject, setting).await {
+            self.findings.extend(mapping::of_destination(&queue, subject, setting));
         }
     }
 

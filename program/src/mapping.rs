@@ -25,6 +25,8 @@ const TIMEOUTS_OF_VISIBILITY: u32 = 6;
 const WAITS_OF_EVENTS: u32 = 60 + 120;
 /// In the age of a record, a run counts at least as so many seconds: a record also waits, for example for a throttled table.
 const LEAST_RUN: u32 = 60;
+/// How long a queue keeps messages by default, in seconds: four days.
+const RETENTION: u32 = 345_600;
 /// The least `MaximumConcurrency` that Lambda accepts.
 const LEAST_CONCURRENCY: i32 = 2;
 
@@ -92,6 +94,8 @@ pub(crate) struct Queue {
     /// In seconds.
     visibility: u32,
     /// In seconds.
+    delay: u32,
+    /// In seconds.
     retention: u32,
     redrive: Option<Redrive>,
 }
@@ -122,7 +126,8 @@ impl Queue {
             name: name.to_owned(),
             // The defaults of SQS.
             visibility: number(QueueAttributeName::VisibilityTimeout, 30),
-            retention: number(QueueAttributeName::MessageRetentionPeriod, 345_600),
+            delay: number(QueueAttributeName::DelaySeconds, 0),
+            retention: number(QueueAttributeName::MessageRetentionPeriod, RETENTION),
             redrive,
         }
     }
@@ -288,7 +293,8 @@ fn has_partial_responses(mapping: &Mapping) -> bool {
 
 /// Returns the ARN of the destination of what is given up.
 pub(crate) fn on_failure(config: Option<&DestinationConfig>) -> Option<&str> {
-    config.and_then(DestinationConfig::on_failure).and_then(|on_failure| on_failure.destination())
+    let destination = config.and_then(DestinationConfig::on_failure).and_then(|on_failure| on_failure.destination());
+    destination.filter(|arn| !arn.is_empty())
 }
 
 /// Returns what is wrong with the settings of a mapping's queue. `timeout` is that of the function, in seconds, if it is
@@ -317,7 +323,7 @@ pub(crate) fn of_queue(queue: &Queue, mapping: &Mapping, timeout: Option<u32>) -
         Some(_) => {}
     }
     if let Some(Redrive { max_receives, .. }) = queue.redrive
-        && let receives = queue.visibility.saturating_mul(max_receives)
+        && let receives = queue.visibility.saturating_mul(max_receives).saturating_add(queue.delay)
         && queue.retention <= receives
     {
         findings.failed(format!(
@@ -391,6 +397,19 @@ pub(crate) fn of_missing_queue(arn: &str, subject: &str, setting: Option<&str>) 
         }
     };
     Finding::new(Verdict::Failed, subject, message)
+}
+
+/// Returns what is wrong with the queue that this setting names for work that is given up. Its retention begins anew.
+pub(crate) fn of_destination(queue: &Queue, subject: &str, setting: &str) -> Option<Finding> {
+    (queue.retention < RETENTION).then(|| {
+        let message = format!(
+            "{setting} is the queue `{}`, whose MessageRetentionPeriod is {}, so work that is given up is deleted before somebody \
+             has seen it: set MessageRetentionPeriod to 1209600 (14days)",
+            queue.name,
+            time(queue.retention)
+        );
+        Finding::new(Verdict::Warning, subject, message)
+    })
 }
 
 /// Returns the finding for a destination that is no queue.
@@ -761,6 +780,9 @@ mod tests {
         let of = |retention| of_queue(&queue("payments", 180, retention, Some("5")), &mapping(QUEUE), Some(30));
         let parts = ["MessageRetentionPeriod of the queue is 15m", "VisibilityTimeout of 3m take 15m"];
         expect(of(900), Verdict::Failed, &parts);
+        let of_destination = |retention| of_destination(&queue("lost", 30, retention, None), "events", "OnFailure");
+        expect(of_destination(60), Verdict::Warning, &["OnFailure is the queue `lost`", "is 1m", "to 1209600"]);
+        expect_none(of_destination(4 * DAY));
         expect_none(of(901));
     }
 
@@ -854,7 +876,11 @@ mod tests {
         expect_none(of_events(Some(&config.clone().build()), false, Some(30)));
         let once = config.maximum_retry_attempts(0).build();
         expect(of_events(Some(&once), false, Some(30)), Verdict::Warning, &["gives an event of a schedule", "to 2"]);
-        expect(of_events(None, false, Some(30)), Verdict::Warning, &["there is no DestinationConfig.OnFailure"]);
+        let nowhere = DestinationConfig::builder().on_failure(OnFailure::builder().destination("").build()).build();
+        let nowhere = GetFunctionEventInvokeConfigOutput::builder().destination_config(nowhere).build();
+        for config in [None, Some(&nowhere)] {
+            expect(of_events(config, false, Some(30)), Verdict::Warning, &["there is no DestinationConfig.OnFailure"]);
+        }
         expect_none(of_events(None, true, Some(30)));
     }
 }
