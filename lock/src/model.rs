@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::clock::{Lease, Moment, millis};
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
-use crate::lock::asking::{Asking, Ended, Event, Step as Next};
+use crate::lock::asking::{Answered, Asking, Ended, Event, Step as Next};
 use crate::lock::{Acquire, Continuation, Locks, Ticket};
 use crate::row::{
     Acquisition, Kind, Outcome, RecordClaim, Release, Released, Renewed, SCRIPT, Script, Table, answer, requests,
@@ -81,7 +81,7 @@ impl Acquiring {
         let unanswered = || acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table);
         let is_unanswered = reply.is_none();
         let answer = reply.map(|reply| answer(&self.asking.request(), reply)).ok_or_else(unanswered);
-        self.on(Event::Answered { answer, is_unanswered, wrong_clock: None }, now)
+        self.on(Event::Answered(Answered { answer, is_unanswered, wrong_clock: None }), now)
     }
 
     fn on(&mut self, event: Event, now: Clocks) -> Step {

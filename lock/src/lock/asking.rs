@@ -54,13 +54,7 @@ pub(crate) struct Places {
 #[derive(Debug)]
 pub(crate) enum Event {
     Began,
-    Answered {
-        answer: Result<Answer, Error>,
-        /// An attempt of the SDK was not answered: it may still arrive.
-        is_unanswered: bool,
-        /// This host's clock is off by more than the clock skew.
-        wrong_clock: Option<Offset>,
-    },
+    Answered(Answered),
     /// The answers, with when they came.
     Joined(Vec<(usize, Result<Option<Joined>, Error>, Moment)>),
     Reserved(Result<bool, Error>),
@@ -68,6 +62,16 @@ pub(crate) enum Event {
     Done,
     /// The step took too long.
     TookTooLong,
+}
+
+/// The answer to an attempt.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) answer: Result<Answer, Error>,
+    /// An attempt of the SDK was not answered: it may still arrive.
+    pub(crate) is_unanswered: bool,
+    /// This host's clock is off by more than the clock skew.
+    pub(crate) wrong_clock: Option<Offset>,
 }
 
 /// The result of an acquire that was not refused.
@@ -181,9 +185,7 @@ impl<'a> Asking<'a> {
     /// Takes note of what has happened, and returns the next step.
     pub(crate) fn on(&mut self, event: Event, now: Moment) -> Step {
         match (std::mem::replace(&mut self.phase, Phase::Resuming), event) {
-            (Phase::Asked, Event::Answered { answer, is_unanswered, wrong_clock }) => {
-                self.answered(answer, is_unanswered, wrong_clock, now)
-            }
+            (Phase::Asked, Event::Answered(answered)) => self.answered(answered, now),
             (Phase::Withdrawing(AfterWithdrawal::End(ended)), _) => Step::End(*ended),
             (Phase::Withdrawing(AfterWithdrawal::Anew { asks_at_once }), _) => self.anew(asks_at_once, now),
             (Phase::Pausing, Event::Done) => self.plan(now),
@@ -296,13 +298,8 @@ impl<'a> Asking<'a> {
         Step::Send { limit, is_new }
     }
 
-    fn answered(
-        &mut self,
-        answer: Result<Answer, Error>,
-        is_unanswered: bool,
-        wrong_clock: Option<Offset>,
-        now: Moment,
-    ) -> Step {
+    fn answered(&mut self, answered: Answered, now: Moment) -> Step {
+        let Answered { answer, is_unanswered, wrong_clock } = answered;
         let table = &self.acquire.locks.0.table;
         if is_unanswered {
             self.is_unanswered = true;

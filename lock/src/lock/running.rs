@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tracing::{Instrument as _, Span};
 
 use super::acquire::{Acquire, AroundPause};
-use super::asking::{Asking, Ended, Event, Places, Step};
+use super::asking::{Answered, Asking, Ended, Event, Places, Step};
 use super::attempt::{Attempt, Turn};
 use super::held::{Lock, in_background};
 use super::locks::Locks;
@@ -143,8 +143,8 @@ impl Running<'_> {
         if answer.is_ok() {
             attempts.was_answered();
         }
-        let wrong_clock = attempts.wrong_clock(table.clock_skew);
-        Event::Answered { answer, is_unanswered: attempts.is_unanswered(), wrong_clock }
+        let (is_unanswered, wrong_clock) = (attempts.is_unanswered(), attempts.wrong_clock(table.clock_skew));
+        Event::Answered(Answered { answer, is_unanswered, wrong_clock })
     }
 
     /// Lets the caller do what it does around each pause because of another holder.

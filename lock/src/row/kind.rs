@@ -215,13 +215,12 @@ impl Acquisition {
 
     /// Takes note that the clock of the last attempt was wrong. Returns `true` if the attempt was applied.
     pub(crate) fn was_mistaken(&mut self, offset: Offset, lease: Lease, answer: Result<Answer, Error>) -> bool {
-        let applied = match answer {
-            Ok(Answer::Applied(before)) => Some(before),
+        let is_applied = matches!(answer, Ok(Answer::Applied(_)));
+        let before = match answer {
+            // A transaction returns no rows.
+            Ok(Answer::Applied(before)) if self.kind.transact.is_none() => Some(before),
             _ => None,
         };
-        let is_applied = applied.is_some();
-        // A transaction returns no rows.
-        let before = applied.filter(|_| self.kind.transact.is_none());
         self.mistake = Some(Mistake { offset, before, lease_end: Duration::from_millis(lease.end) });
         is_applied
     }

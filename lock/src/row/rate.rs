@@ -17,7 +17,7 @@ use super::attribute::number_at;
 use super::expression::{Attribute as _, To, Update, all, any, count, text};
 use super::hold::TRIES;
 use super::names::{DUE, EXPIRATION, LATEST_MICROS, RATE, STATUS};
-use super::table::{Item, Table};
+use super::table::Table;
 use super::write::{Answer, Write};
 use crate::client::SdkAttempts;
 use crate::clock::{Moment, micros, millis_up, seconds_up};
@@ -54,21 +54,24 @@ impl Table {
             let (write, attempts) = (Write::from(update), SdkAttempts::default());
             let answer = timeout(REQUEST_TIMEOUT, Box::pin(attempts.record(self.write_once(&write)))).await;
             let unanswered = |elapsed| Error::new(Cause::Unavailable, self.place(), key).with_source(elapsed);
-            let answer = answer.unwrap_or_else(|elapsed| Err(unanswered(elapsed)));
-            if let Some(offset) = attempts.wrong_clock(self.clock_skew) {
-                if let Ok(Answer::Applied(before)) = answer {
-                    let own = self.own_time(key, &before, begins, now)?;
-                    self.write(put_back(key, pace, own, &before), None).await?;
-                }
-                return Err(Error::new(Cause::ClockSkew(offset, self.clock_skew), self.place(), key));
-            }
-            let due = match answer? {
-                Answer::Applied(before) => {
-                    let own = self.own_time(key, &before, begins, now)?;
+            let wrong_clock = attempts.wrong_clock(self.clock_skew);
+            let wrong_clock = wrong_clock.map(|offset| Cause::ClockSkew(offset, self.clock_skew));
+            let due = match (answer.map_err(unanswered)?, wrong_clock) {
+                (Ok(Answer::Applied(before)), wrong_clock) => {
+                    let was_due = number_at(&before, DUE, LATEST_MICROS).map_err(|why| self.malformed(key, why))?;
+                    let own = Duration::from_micros(was_due.filter(|_| !begins).unwrap_or(micros(now.wall)));
+                    if let Some(cause) = wrong_clock {
+                        // Gives the call back.
+                        let taken = micros(own.saturating_add(pace.interval));
+                        self.write(set_due(key, taken, was_due.unwrap_or_default()), None).await?;
+                        return Err(Error::new(cause, self.place(), key));
+                    }
                     is_idle.store(own <= now.wall, Ordering::Relaxed);
                     return Ok(own.saturating_sub(pace.tolerance));
                 }
-                Answer::Refused(refused) => {
+                (_, Some(cause)) => return Err(Error::new(cause, self.place(), key)),
+                (Err(error), None) => return Err(error),
+                (Ok(Answer::Refused(refused)), None) => {
                     // The row was deleted meanwhile if there is none.
                     let Some(row) = refused.into_row(self, now)? else { continue };
                     if row.kind != HolderKind::Rate {
@@ -98,12 +101,6 @@ impl Table {
         Err(Error::new(Cause::Conflict, self.place(), key))
     }
 
-    /// Returns the time of a call, by the row before it.
-    fn own_time(&self, key: &str, before: &Item, begins: bool, now: Moment) -> Result<Duration, Error> {
-        let due = number_at(before, DUE, LATEST_MICROS).map_err(|why| self.malformed(key, why))?;
-        Ok(Duration::from_micros(due.filter(|_| !begins).unwrap_or(micros(now.wall))))
-    }
-
     /// Follows the calls before this one, of which the last is not due yet. Also takes the first call of a new row.
     fn follow_calls<'a>(&self, key: &'a str, pace: Pace, wait: Duration, now: Moment) -> Update<'a> {
         let latest = now.wall.saturating_add(pace.tolerance).saturating_add(wait);
@@ -128,10 +125,7 @@ impl Table {
     /// Lets the next call pass at once, if no call has moved the row on since it was `seen`. Returns `false` if one has, or if the
     /// row was deleted. One request.
     pub(super) async fn free_calls(&self, key: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
-        let seen = count("seen", seen.number.unwrap_or_default());
-        let is_unchanged = all([STATUS.is(text("rate", RATE)), DUE.is(seen)]);
-        // No call writes this time, and it is over by every clock.
-        let update = Update::new(key).when(is_unchanged).set(DUE, count("over", 0_u8));
+        let update = set_due(key, seen.number.unwrap_or_default(), 0);
         let Answer::Refused(refused) = self.write(update, None).await? else { return Ok(true) };
         // An earlier attempt of this request was applied; its answer was lost.
         Ok(refused.into_row(self, now)?.is_some_and(|row| row.kind == HolderKind::Rate && row.number == Some(0)))
@@ -146,11 +140,8 @@ impl Table {
     }
 }
 
-/// Gives back the call that a wrong clock has taken at its `own` time, unless another call has followed.
-fn put_back<'a>(key: &'a str, pace: Pace, own: Duration, before: &Item) -> Update<'a> {
-    let was_due = number_at(before, DUE, LATEST_MICROS).ok().flatten().unwrap_or_default();
-    Update::new(key)
-        .when(STATUS.is(text("rate", RATE)))
-        .when(DUE.is(count("taken", micros(own.saturating_add(pace.interval)))))
-        .set(DUE, count("due", was_due))
+/// Sets when the next call is due, if no call has followed the one that was seen.
+fn set_due(key: &str, seen: u64, due: u64) -> Update<'_> {
+    let is_unchanged = all([STATUS.is(text("rate", RATE)), DUE.is(count("seen", seen))]);
+    Update::new(key).when(is_unchanged).set(DUE, count("due", due))
 }
