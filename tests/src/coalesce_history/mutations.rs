@@ -8,7 +8,7 @@ use crate::history::Mutation;
 use crate::request::{ASKED, Purpose, Request};
 
 /// The mistakes, and the violation that each causes.
-pub const MUTATIONS: [Mutation; 8] = [
+pub const MUTATIONS: [Mutation; 7] = [
     Mutation {
         name: "work is left to a holder that has released",
         breaks: AGAIN,
@@ -17,18 +17,6 @@ pub const MUTATIONS: [Mutation; 8] = [
             if let Some(ask) = request.update_for(Purpose::Ask) {
                 ask.loosen("fence");
                 ask.loosen("in_progress_expiration");
-            }
-        },
-        ..Mutation::NONE
-    },
-    Mutation {
-        name: "an attempt of the one that asks can take the key later",
-        breaks: "no run has begun",
-        first_seed: 6644,
-        request: |request| {
-            if let Some(ask) = request.update_for(Purpose::Ask).filter(|ask| ask.gives_up().is_some()) {
-                ask.ignore("withdrawn");
-                ask.update.set.retain(|(path, _)| path.name() != "withdrawn");
             }
         },
         ..Mutation::NONE
