@@ -136,7 +136,10 @@ fn try_after(what: What, changes: &[Change], age: Duration, operation: Operation
         }
         let sent = stage.host.requests() - before;
         assert!(sent <= 10, "{sent} requests");
-        stage.locks.flush(Duration::from_mins(1)).await.unwrap();
+        // A release in the background may have met a row that cannot be read.
+        if let Err(error) = stage.locks.flush(Duration::from_mins(1)).await {
+            assert_ne!(error.kind(), ErrorKind::Unavailable, "{error}");
+        }
     });
 }
 

@@ -81,7 +81,7 @@ pub(crate) async fn an_acquire_by_a_clock_ahead_leaves_the_key_to_its_holder<S: 
     let _held: S = acquired(&world.default_locks()).await;
     assert_clock_is_found_wrong::<S>(&world, world.host().clock_ahead(AFTER_THE_LEASE + SECOND)).await;
     assert_refused::<S>(&world.default_locks()).await;
-    acquired::<S>(&ahead(&world, AFTER_THE_LEASE)).await.release().await.unwrap();
+    acquired::<S>(&ahead(&world, AFTER_THE_LEASE + 2 * SECOND)).await.release().await.unwrap();
 }
 
 /// The answer to a transaction shows no row, so the keys stay held for the lease: they may have been another holder's.
@@ -108,7 +108,9 @@ pub(crate) async fn a_renewal_by_a_wrong_clock_loses_the_lock<S: Subject>() {
     let (host, locks) = host(&world);
     let mut held: S = acquired(&locks).await;
     host.set_clock_back(Duration::from_hours(1));
-    assert_eq!(held.renew(LEASE).await.unwrap_err().kind(), ErrorKind::ClockSkew);
-    held.release().await.unwrap();
+    let error = held.renew(LEASE).await.unwrap_err();
+    // A run ends at once, and says so.
+    assert!(error.kind() == ErrorKind::ClockSkew || error.is_lost(), "{error}");
+    let _unless_it_has_ended = held.release().await;
     assert_free::<S>(&world).await;
 }
