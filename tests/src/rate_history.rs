@@ -249,7 +249,8 @@ impl Ledger {
         let Some(call) = request.update().filter(|update| update.purpose == Purpose::Call) else { return };
         let Some(pace) = self.paces.get(&call.key) else { return };
         let mut state = self.book.state();
-        let due: u64 = answer.body["Attributes"][DUE]["N"].as_str().unwrap().parse().unwrap();
+        // The answer has the row before.
+        let due = call.sets(DUE).unwrap().number_in(&answer.body["Attributes"]).unwrap();
         let (due, interval) = (Duration::from_micros(due), pace.interval());
         // The clock of the host, as the request has it.
         let sent = match call.sets(DUE) {

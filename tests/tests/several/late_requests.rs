@@ -105,7 +105,7 @@ async fn a_withdrawal_that_is_refused_each_time_ends() {
     let host = world.host().intercept(lose_answers(1..=3)).intercept(Refuse::writes_from(4)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.acquire_all(KEYS).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await.unwrap();
+    assert_eq!(locks.flush(Duration::from_mins(1)).await.unwrap_err().kind(), ErrorKind::Conflict);
     assert_eq!(host.requests(), 3 + 4 * KEYS.len() as u64);
 }
 

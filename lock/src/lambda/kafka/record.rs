@@ -18,7 +18,7 @@ use crate::clock::{millis, since_epoch};
 /// let mut record = KafkaRecord::new("the value");
 /// record.topic = "payments".to_owned();
 /// record.offset = 17;
-/// assert_eq!(record.id().as_deref(), Some("#payments-0#17#0"));
+/// assert_eq!(record.id().as_deref(), Some("#payments#0#17#0"));
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
