@@ -126,7 +126,9 @@ pub enum ErrorKind {
     /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency).
     Conflict,
     /// This host's clock differs from DynamoDB's by more than the [clock skew](crate::LocksBuilder::clock_skew), so a lease
-    /// means nothing here. The message says by how much, and in which direction. An acquire has taken nothing.
+    /// means nothing here. The message says by how much, and in which direction. An acquire has taken no key from its holder, but
+    /// may keep [several keys](crate::Locks::acquire_all) from all for its lease. A renewal has lost the lock, and a call of a rate
+    /// did not pass.
     ClockSkew,
     /// The caller lacks an IAM action for this table or key, or AWS does not accept its credentials: the message says which.
     AccessDenied,

@@ -162,7 +162,7 @@ impl Holder {
         self.shown().name.as_deref()
     }
 
-    /// Returns the name of the operator who has ended the lock of the one that was told that its lock is lost.
+    /// Returns the name of the operator, if an operator has ended this lock.
     pub(crate) fn operator(&self) -> Option<&str> {
         self.name().filter(|_| self.owner().is_none())
     }

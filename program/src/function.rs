@@ -126,7 +126,8 @@ impl<'a> Check<'a> {
             Ok(mappings) => mappings,
             Err(refusal) => {
                 let without = "no mapping was checked";
-                self.unread(Verdict::Failed, "lambda:ListEventSourceMappings", without, refusal);
+                let verdict = if matches!(refusal, Refusal::Failed(_)) { Verdict::Warning } else { Verdict::Failed };
+                self.unread(verdict, "lambda:ListEventSourceMappings", without, refusal);
                 return Ok(());
             }
         };

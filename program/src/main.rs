@@ -68,8 +68,8 @@ fn main() -> ExitCode {
 
 /// Logs on standard error if `RUST_LOG` says so.
 fn log() -> Result<(), Failure> {
-    let read = |filter: &str| EnvFilter::try_new(filter).map_err(|error| error.to_string());
-    if let Some(filter) = connect::variable("RUST_LOG", read)? {
+    // A filter of another form may be for the command.
+    if let Some(Ok(filter)) = connect::variable("RUST_LOG", |filter| Ok(EnvFilter::try_new(filter)))? {
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| Log).init();
     }
     Ok(())

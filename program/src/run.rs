@@ -35,14 +35,20 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
     let (mut last, mut tries) = (None, 0);
     let outcome = loop {
         match under.once(&mut signals, run.wait.filter(|_| last.is_none() && tries == 0)).await {
+            // The signal came before the further run had begun.
+            Ok(Next::Signalled(code)) => {
+                if last.is_some() {
+                    under.ends_early();
+                }
+                break Ok(code);
+            }
             Ok(Next::Ended(code)) => break Ok(code),
             Ok(Next::RunsAgain(code)) => {
                 if let Some(signal) = signals.ends() {
-                    let why = "the command was told to end, and does not run once more for others that were skipped";
-                    say(format_args!("key `{}`: {why}: run it again", run.key));
+                    under.ends_early();
                     break Ok(killed_by(signal.as_raw()));
                 }
-                last = Some(code);
+                (last, tries) = (Some(code), 0);
                 let why = "the command runs once more, for others that were skipped";
                 say(format_args!("key `{}`: the command ended with code {code}; {why}", run.key));
             }
@@ -68,6 +74,8 @@ const COALESCE_TRIES: u32 = 3;
 /// What follows an acquire.
 enum Next {
     Ended(u8),
+    /// A signal has ended the acquire. This is its code.
+    Signalled(u8),
     /// The command has ended with this code, and others were skipped meanwhile.
     RunsAgain(u8),
     Refused(Error),
@@ -115,13 +123,19 @@ impl Under<'_> {
             Ok(Err(error)) => Ok(Next::Refused(error)),
             Err(signal) => {
                 drop(acquiring);
-                Ok(Next::Ended(killed_by(signal.as_raw())))
+                Ok(Next::Signalled(killed_by(signal.as_raw())))
             }
         };
         if let Some(guard) = guard {
             guard.dismiss().await;
         }
         outcome
+    }
+
+    /// Says that work of others is left.
+    fn ends_early(&self) {
+        let why = "the command was told to end, and does not run once more for others that were skipped";
+        say(format_args!("key `{}`: {why}: run it again", self.run.key));
     }
 
     /// Leaves the command to the holder that has refused it, if it may, and says so. Returns nothing if that holder has gone

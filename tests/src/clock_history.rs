@@ -10,7 +10,7 @@ use fastrand::Rng;
 use lambda_lock::embedded::{Host, Intercept};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Error, ErrorKind, HandlerError, Idempotency, Lock, Locks};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::guarantee::{HOLDERS, ONCE, SERVED};
 use crate::history::book::{Book, Page};
@@ -45,6 +45,8 @@ counts! {
     jumped,
     /// Operations that failed because of a wrong clock.
     found_wrong,
+    /// Acquires that were dropped.
+    dropped,
     /// Operations that were refused for another reason.
     refused,
     /// Requests that put back what a wrong clock had replaced.
@@ -196,9 +198,14 @@ impl Scene {
     async fn hold(&self, name: &str, locks: &Locks, keys: &[&str], random: &mut Rng) {
         let acquire = if let [key] = keys { locks.acquire(*key) } else { locks.acquire_all(keys.iter().copied()) };
         let budget = if random.bool() { millis(random, 0..=6000) } else { Duration::ZERO };
-        let lock = match acquire.lease(LEASE).wait(Waiting::draw(random).up_to(budget)).await {
-            Ok(lock) => Arc::new(lock),
-            Err(error) => return self.refused(name, &error),
+        let acquire = acquire.lease(LEASE).wait(Waiting::draw(random).up_to(budget)).into_future();
+        // An acquire of several keys that is dropped learns too late that its clock is wrong.
+        let is_dropped = keys.len() == 1 && random.u8(0..6) == 0;
+        let limit = if is_dropped { millis(random, 0..=100) } else { Duration::MAX };
+        let lock = match timeout(limit, acquire).await {
+            Ok(Ok(lock)) => Arc::new(lock),
+            Ok(Err(error)) => return self.refused(name, &error),
+            Err(_) => return self.note(|kept| &mut kept.counts.dropped, &format!("{name} was dropped")),
         };
         self.note(|kept| &mut kept.counts.acquired, &format!("{name} acquired {keys:?}"));
         self.believes(name, &lock);

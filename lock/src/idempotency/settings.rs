@@ -275,7 +275,8 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// By default, each tenant has its own records under the layers and consumers. The row's key is then
     /// `prefix#tenant#key`. In the tenant's id, `#` becomes `%23` and `%` becomes `%25`. Powertools' libraries do not know
     /// tenants, so their functions find no such record. [`run`](Self::run) knows no invocation: put the tenant into the key
-    /// yourself.
+    /// yourself. Beside [`LockLayer::per_tenant`](crate::LockLayer::per_tenant), choose a prefix: otherwise a key that is the id of
+    /// a tenant has the same row as that tenant's lock.
     #[cfg(feature = "lambda")]
     #[must_use]
     pub fn across_tenants(self) -> Self {

@@ -331,8 +331,9 @@ impl Acquire {
     /// acquire have up to 2 KiB with their names. With the same names in all acquires of a key, the row has room for the
     /// [data](Self::data) of any holder.
     ///
-    /// The name cannot be that of an [attribute of this crate](crate::docs::trust::protocol#the-attributes-of-a-row), and cannot contain a colon,
-    /// because each attribute that a later version adds will have one. So your names never meet those of a later version.
+    /// The name cannot be that of an [attribute of this crate](crate::docs::trust::protocol#the-attributes-of-a-row), and cannot
+    /// contain a colon, because each attribute that a later version adds will have one. So your names never meet those of a later
+    /// version.
     pub fn attribute(mut self, name: impl Into<String>, value: AttributeValue) -> Self {
         self.attributes.push((name.into(), value));
         self

@@ -269,6 +269,7 @@ impl<'a> Asking<'a> {
             Ok(lease) => lease,
             Err(error) => return self.finish(error, now),
         };
+        self.acquisition.lease_end = self.lease.end;
         self.now = now;
         self.adaptations = 0;
         self.sent.retain(|(_, _, lease)| !lease.deadline.has_passed(now));
@@ -306,8 +307,9 @@ impl<'a> Asking<'a> {
             self.acquisition.numbers.unanswered = self.number;
         }
         if let Some(offset) = wrong_clock {
-            let is_taken = self.acquisition.was_mistaken(offset, self.lease, answer);
-            self.may_have_key = is_taken || self.is_unanswered;
+            let before = answer.ok().and_then(Answer::into_applied);
+            self.may_have_key = before.is_some() || self.is_unanswered;
+            self.acquisition.mistaken(offset, before);
             let error = self.acquisition.error(Cause::ClockSkew(offset, table.clock_skew), table);
             return self.give_up(Err(error), now);
         }

@@ -21,7 +21,7 @@ impl Lock {
         let (locks, now, last) = (&self.hold.locks, self.hold.now(), self.hold.release_number());
         let _until_it_is_answered = BackgroundRequest::start(locks.clone());
         // An unanswered completion may have been applied, so no release may follow it.
-        if self.hold.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
+        if self.hold.enter_from(&[Phase::Held, Phase::Lost, Phase::LostInPart], Phase::Released).is_err() {
             return Err(self.error(Cause::Lost(None)));
         }
         let end = self.hold.window_end(now, window);

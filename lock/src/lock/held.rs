@@ -477,8 +477,10 @@ impl Lock {
     /// until this lease ends or an operator [frees](crate::Locks::force_release) it.
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or another holder
-    /// has the key. The row is not modified then. After any other error, and if the future is dropped, the request may have
-    /// been applied, so the lock is valid until the earlier of the old and the new end.
+    /// has the key. The row is not modified then. If this host's clock is wrong, fails with an error of kind
+    /// [`ClockSkew`](crate::ErrorKind::ClockSkew), and the lock is no longer valid, but its release still frees the key. After any
+    /// other error, and if the future is dropped, the request may have been applied, so the lock is valid until the earlier of the
+    /// old and the new end.
     #[doc(alias = "extend", alias = "heartbeat")]
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         let (locks, acquisition) = (&self.hold.locks, &self.hold.acquisition);

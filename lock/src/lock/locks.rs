@@ -183,7 +183,7 @@ impl Locks {
     /// Waits until all background requests are answered, for at most `limit`: the releases of dropped locks, and the
     /// withdrawals of acquires that ended without an answer. Call it before Lambda freezes the environment.
     ///
-    /// Fails with the first error of a background request since the last flush: that key stays held until its lease ends. A
+    /// Fails with the first error of a background request since the last flush: that key may stay held until its lease ends. A
     /// lock that was lost is no error. Fails with an error of kind [`Unavailable`](crate::ErrorKind::Unavailable) if requests are
     /// unanswered when the limit ends; they go on.
     ///

@@ -403,12 +403,16 @@ impl Table {
         clock: impl Fn() -> Moment,
         keeps: bool,
     ) -> Result<(), Error> {
-        let clock = || acquisition.corrected(clock());
-        let mut withdrawing = Withdrawing::start(acquisition.clone(), keeps, clock());
+        let mut withdrawing = Withdrawing::start(acquisition.clone(), keeps, acquisition.corrected(clock()));
         // Lambda may have frozen this process since the last request, and a row with an old TTL is deleted too early.
-        while let Some(request) = withdrawing.request(self, clock()) {
-            let answer = self.write(request, None).await?;
-            withdrawing.on(self, answer, clock())?;
+        while let Some(request) = withdrawing.request(self, withdrawing.acquisition.corrected(clock())) {
+            let attempts = SdkAttempts::leaving_prevented();
+            let answer = self.write(request, Some(&attempts)).await?;
+            // No attempt has had an answer, or its answer was not waited for.
+            if let Some(offset) = attempts.wrong_clock(self.clock_skew) {
+                withdrawing.acquisition.mistaken(offset, None);
+            }
+            withdrawing.on(self, answer, withdrawing.acquisition.corrected(clock()))?;
         }
         withdrawing.ended(self)
     }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use super::attribute::number_at;
 use super::claim::Plan;
-use super::names::{MAX_FENCE, STATUS};
+use super::names::{LATEST, LEASE_END, MAX_FENCE, STATUS};
 use super::place::Place;
 use super::record_claim::RecordClaim;
 use super::table::{Item, Table};
-use super::write::{Answer, Transact};
+use super::write::Transact;
 use crate::client::SdkAttempts;
 use crate::clock::{Deadline, Lease, Moment, Offset, micros, millis_up, seconds_up};
 use crate::error::{Cause, Error, Place as Where};
@@ -179,14 +180,14 @@ impl Numbers {
     }
 }
 
-/// An attempt of a host whose clock is wrong, as the answer shows. It may have taken what another holder has.
+/// An attempt of a host whose clock is wrong, as an answer shows. It may have taken what another holder has.
 #[derive(Clone, Debug)]
-pub(super) struct Mistake {
+struct Mistake {
     offset: Offset,
-    /// The row before the attempt: without a status if there was none. `None` if it is not known.
-    before: Option<Item>,
-    /// The end of the attempt's lease, by this host's clock.
-    lease_end: Duration,
+    /// The row of a key that the attempt has replaced, if the answer has it.
+    replaced: Option<Item>,
+    /// Until when the key stays held for the holder before, if that row does not come back.
+    hold_until: Option<Duration>,
 }
 
 /// What one owner has acquired, or is about to acquire.
@@ -200,7 +201,8 @@ pub(crate) struct Acquisition {
     pub(super) plan: Plan,
     /// The hold times of several keys that refusals have shown.
     pub(super) hold_times: Vec<Option<HoldTime>>,
-    /// Its last attempt was a mistake.
+    /// The end of the last attempt's lease, by this host's clock, in milliseconds since the epoch.
+    pub(crate) lease_end: u64,
     mistake: Option<Mistake>,
     /// The attempts of the release and of its repetitions, if the row does not keep its trace.
     pub(super) release_attempts: Option<SdkAttempts>,
@@ -210,36 +212,35 @@ impl Acquisition {
     pub(crate) fn new(kind: Kind, owner: String) -> Self {
         let release_attempts = kind.permits.map(|_| SdkAttempts::leaving_prevented());
         let (numbers, plan) = (Numbers::default(), Plan::default());
-        Self { kind, owner, numbers, plan, hold_times: Vec::new(), mistake: None, release_attempts }
+        Self { kind, owner, numbers, plan, hold_times: Vec::new(), lease_end: 0, mistake: None, release_attempts }
     }
 
-    /// Takes note that the clock of the last attempt was wrong. Returns `true` if the attempt was applied.
-    pub(crate) fn was_mistaken(&mut self, offset: Offset, lease: Lease, answer: Result<Answer, Error>) -> bool {
-        let is_applied = matches!(answer, Ok(Answer::Applied(_)));
-        let before = match answer {
-            // A transaction returns no rows.
-            Ok(Answer::Applied(before)) if self.kind.transact.is_none() => Some(before),
-            _ => None,
-        };
-        self.mistake = Some(Mistake { offset, before, lease_end: Duration::from_millis(lease.end) });
-        is_applied
+    /// Takes note that this host's clock is wrong, if that is not known. The row before the last attempt is without a status if
+    /// there was none, and `None` if it is not known.
+    pub(crate) fn mistaken(&mut self, offset: Offset, before: Option<Item>) {
+        // A permit was free, because no attempt replaces others before an answer has shown them.
+        if self.mistake.is_some() || self.kind.permits.is_some() {
+            return;
+        }
+        let is_of_nobody = before.as_ref().is_some_and(|before| !before.contains_key(STATUS));
+        // A transaction returns no rows.
+        let replaced = before.filter(|_| !is_of_nobody && self.kind.transact.is_none());
+        let own_end = Duration::from_millis(self.lease_end).saturating_sub(offset.by);
+        let end = replaced.as_ref().and_then(|before| number_at(before, LEASE_END, LATEST).ok()?);
+        let hold_until = own_end.max(Duration::from_millis(end.unwrap_or_default()));
+        let is_of_nobody = is_of_nobody && self.kind.transact.is_none();
+        let hold_until = (offset.is_ahead && !is_of_nobody).then_some(hold_until);
+        self.mistake = Some(Mistake { offset, replaced, hold_until });
     }
 
-    /// Returns the row that a mistaken attempt has replaced. That of a permit shows other permits, too.
+    /// Returns the row that a mistaken attempt has replaced.
     pub(super) fn replaced(&self) -> Option<&Item> {
-        self.mistake
-            .as_ref()?
-            .before
-            .as_ref()
-            .filter(|before| before.contains_key(STATUS) && self.kind.permits.is_none())
+        self.mistake.as_ref()?.replaced.as_ref()
     }
 
-    /// Returns until when what a mistaken attempt took stays held if the row before does not come back: it may have been another
-    /// holder's. A permit was free, because no attempt replaces others before an answer has shown them.
+    /// Returns until when what a mistaken attempt took stays held, because it may have been another holder's.
     pub(super) fn held_for_others_until(&self) -> Option<Duration> {
-        let mistake = self.mistake.as_ref().filter(|mistake| mistake.offset.is_ahead && self.kind.permits.is_none())?;
-        let may_be_of_others = mistake.before.is_none() || self.replaced().is_some();
-        may_be_of_others.then(|| mistake.lease_end.saturating_sub(mistake.offset.by))
+        self.mistake.as_ref()?.hold_until
     }
 
     /// Returns this moment by a clock that is right.

@@ -372,13 +372,18 @@ impl<'a> Place<'a> {
     }
 
     /// Puts back the row of a key that this owner's acquire has replaced with this number, and gives up its attempts. The holder
-    /// of that row goes on as if nothing had happened. If it has given up its attempts meanwhile, the row does not come back.
+    /// of that row goes on as if nothing had happened, and runs once more if it coalesces: the work of a client may have been left
+    /// to this owner. If a client has given up attempts meanwhile, the row does not come back, because it may be that client's.
     pub(super) fn put_back(self, own: u64, before: &Item) -> Update<'a> {
         let given_up = before.get(WITHDRAWN);
         let is_as_before =
             given_up.map_or(WITHDRAWN.missing(), |number| WITHDRAWN.is(value("given_up", number.clone())));
         let update = Update::new(self.key).when(self.is_own(own)).when(is_as_before);
         let update = update.set(WITHDRAWN, count("withdrawn", own));
+        let update = match before.get(FENCE) {
+            Some(fence) => update.set(ASKED, value("fence", fence.clone())),
+            None => update,
+        };
         OF_ACQUIRE.into_iter().fold(update, |update, name| match before.get(name) {
             Some(attribute) => update.set(name, value("before", attribute.clone())),
             None => update.remove(name),
@@ -436,7 +441,7 @@ impl<'a> Place<'a> {
 }
 
 /// Asks the holder with this number to run once more. Its release changes the number, so it has not released the key yet. Gives up
-/// the attempts of the one that asks, up to `last`, if that has to be done.
+/// the attempts of the client that asks, up to `last`, if that has to be done.
 pub(super) fn ask<'a>(key: &'a str, owner: &'a str, number: u64, last: Option<u64>, now: Moment) -> Update<'a> {
     let update = Update::new(key).set(ASKED, count("asked", number));
     let update = match last {

@@ -61,9 +61,9 @@ impl Table {
                     let was_due = number_at(&before, DUE, LATEST_MICROS).map_err(|why| self.malformed(key, why))?;
                     let own = Duration::from_micros(was_due.filter(|_| !begins).unwrap_or(micros(now.wall)));
                     if let Some(cause) = wrong_clock {
-                        // Gives the call back.
                         let taken = micros(own.saturating_add(pace.interval));
-                        self.write(set_due(key, taken, was_due.unwrap_or_default()), None).await?;
+                        let given_back = set_due(key, taken, was_due.unwrap_or_default());
+                        let _the_clock_is_wrong_all_the_same = self.write(given_back, None).await;
                         return Err(Error::new(cause, self.place(), key));
                     }
                     is_idle.store(own <= now.wall, Ordering::Relaxed);

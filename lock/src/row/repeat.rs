@@ -22,7 +22,8 @@ const LONGEST_DELAY: Duration = Duration::from_millis(500);
 
 impl Table {
     /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another request on the row prevents it, and in
-    /// the background also after a failure of DynamoDB, for up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
+    /// the background also after a failure of DynamoDB, for up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's
+    /// attempts were answered.
     ///
     /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
     /// repeats no conflict with a transaction and no transaction that was cancelled because of throttling, and here no

@@ -71,6 +71,16 @@ pub(crate) enum Answer {
     Refused(Refused),
 }
 
+impl Answer {
+    /// Returns what the update returns, if it was applied.
+    pub(crate) fn into_applied(self) -> Option<Item> {
+        match self {
+            Self::Applied(item) => Some(item),
+            Self::Refused(_) => None,
+        }
+    }
+}
+
 /// The refusal of a write, of which nothing was applied.
 #[derive(Debug, Default)]
 pub(crate) struct Refused {

@@ -35,6 +35,32 @@ async fn a_clock_set_back_in_a_run_does_not_shorten_the_window() {
 }
 
 #[tokio::test]
+async fn a_result_comes_back_after_a_wrong_clock_took_its_record() {
+    let (world, _host, locks) = environment().await;
+    let runs = Counter::default();
+    place(&orders(&locks), &order("a"), &runs).await.unwrap();
+    let ahead = world.locks(&world.host().clock_ahead(2 * WINDOW).build()).build().unwrap();
+    assert_eq!(refused(place(&orders(&ahead), &order("a"), &runs).await).kind(), ErrorKind::ClockSkew);
+    assert_eq!(place(&orders(&locks), &order("a"), &runs).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_result_is_stored_after_a_renewal_by_a_wrong_clock() {
+    let (_world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let outcome = orders(&locks)
+        .run(&order("a"), async |run| {
+            host.set_clock_back(WINDOW);
+            assert_eq!(run.lock().renew(ms(1000)).await.unwrap_err().kind(), ErrorKind::ClockSkew);
+            Ok(runs.count())
+        })
+        .await;
+    assert_eq!(outcome.unwrap(), 1);
+    host.set_clock_forward(WINDOW);
+    assert_eq!(place(&orders(&locks), &order("a"), &runs).await.unwrap(), 1);
+}
+
+#[tokio::test]
 async fn the_window_begins_when_the_run_ends() {
     let (world, host, locks) = environment().await;
     let window = Duration::from_secs(90);

@@ -3,6 +3,7 @@
 mod acquire;
 mod attempts;
 mod bounds;
+mod clocks;
 mod coalesce;
 mod data;
 mod dead_connections;

@@ -144,7 +144,7 @@ fn an_overwritten_lock_is_lost_and_its_row_is_not_modified() {
 // Rows as others write them
 
 /// A row as Powertools writes it. The ends of the lease and of the window are in seconds from now.
-fn powertools(key: &str, now: u64, status: &str, lease: Option<i64>, window: i64) -> Row {
+pub(crate) fn powertools(key: &str, now: u64, status: &str, lease: Option<i64>, window: i64) -> Row {
     let from_now = |by: i64| now.checked_add_signed(by).unwrap();
     let mut row = Row::from([
         ("id".to_owned(), text(key)),

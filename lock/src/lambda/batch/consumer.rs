@@ -21,7 +21,7 @@ use crate::panics;
 ///
 /// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success, and items
 /// that failed are lost. Put the consumer around the handler, inside the runtime. The handler takes an item, or a
-/// [`WithRun`](crate::WithRun) around it to get the run as well. One that borrows a client of `main` does not compile: [clone the
+/// [`WithRun`](crate::WithRun) around it to get the run as well. A handler that borrows a client of `main` does not compile: [clone the
 /// client](crate::LockLayer#a-handler-that-uses-a-client).
 ///
 /// | an item | |
