@@ -785,6 +785,15 @@ where
     }
 }
 
+/// Says how far this host's clock is off.
+fn explain_clock(f: &mut fmt::Formatter<'_>, what: &str, offset: Offset, skew: Duration) -> fmt::Result {
+    let skew = format_duration(skew);
+    write!(
+        f,
+        "this host's clock is {offset}, more than the clock skew of {skew}, so no lock on {what} holds here: {REMEDY}"
+    )
+}
+
 /// Says who has what an acquire or a call was refused.
 fn explain_refusal(f: &mut fmt::Formatter<'_>, what: &str, holder: &Holder) -> fmt::Result {
     if holder.is_rate() {
@@ -828,11 +837,7 @@ impl Error {
             ),
             Cause::Unavailable => write!(f, "DynamoDB did not answer for {what}{tries}: retry"),
             Cause::Conflict => write!(f, "other requests change {what} at the same time{tries}: retry"),
-            Cause::ClockSkew(offset, skew) => write!(
-                f,
-                "this host's clock is {offset}, more than the clock skew of {}, so no lock on {what} holds here: {REMEDY}",
-                format_duration(*skew)
-            ),
+            Cause::ClockSkew(offset, skew) => explain_clock(f, what, *offset, *skew),
             Cause::AccessDenied => write!(
                 f,
                 "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \

@@ -215,6 +215,7 @@ pub enum Progress {
 
 /// What an operation has done.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub enum Done {
     /// Nothing is held any more.
     Freed,

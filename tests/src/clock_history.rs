@@ -140,9 +140,9 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
         if jumps_at == Some(step) {
             let by = wrong(&mut random);
             if random.bool() {
-                host.set_clock_forward(by)
+                host.set_clock_forward(by);
             } else {
-                host.set_clock_back(by)
+                host.set_clock_back(by);
             }
             scene.note(|kept| &mut kept.counts.jumped, &format!("the clock of worker {number} jumps by {by:?}"));
         }

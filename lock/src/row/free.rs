@@ -54,12 +54,11 @@ impl Table {
             let Some(own) = all.iter().find(is_own) else { return Ok(None) };
             let since = own.held_since.map(Duration::from_millis);
             let hold = since.map(|since| Hold { since, before: seen.queue.hold_time, is_before_known: true });
-            let freed = match own.kind {
-                HolderKind::Key => self.free_key(key, For::Identity(hold), own, now).await?,
-                _ => {
-                    let later = self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, hold, now).await?;
-                    (later == Some(0)).then_some(false)
-                }
+            let freed = if own.kind == HolderKind::Key {
+                self.free_key(key, For::Identity(hold), own, now).await?
+            } else {
+                let later = self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, hold, now).await?;
+                (later == Some(0)).then_some(false)
             };
             // A later acquire of the identity may have taken it over.
             if freed.is_some() {

@@ -32,7 +32,7 @@ fn a_wrong_clock_beyond_the_skew_leaves_a_held_key() {
     let late = ahead(&place, &["run", "--key", "job", "--", "true"]);
     let outcome = Process::start(late).outcome().expect_code(78);
     assert!(outcome.stderr.contains("this host's clock is at least 1m 5"), "{outcome:?}");
-    place.run(&["run", "--key", "job", "--", "true"]).expect_code(75);
+    place.run(["run", "--key", "job", "--", "true"]).expect_code(75);
 }
 
 /// The embedded engine has the clock of the process.
