@@ -454,6 +454,9 @@ pub(crate) fn of_concurrency(reserved: Option<i32>, mappings: &[Mapping]) -> Opt
     Some(Finding::new(Verdict::Warning, subject, message))
 }
 
+/// Reads the value of a variable. The error says what is wrong with it.
+type Parse = fn(&str) -> Result<(), String>;
+
 /// Returns what is wrong with the variables that `Locks::from_env` reads in a function.
 pub(crate) fn of_variables(variables: Option<&HashMap<String, String>>) -> Vec<Finding> {
     const TABLE: &str = "LOCK_TABLE_NAME";
@@ -465,7 +468,7 @@ pub(crate) fn of_variables(variables: Option<&HashMap<String, String>>) -> Vec<F
             "{TABLE} is {is}, so Locks::from_env fails: set it in Environment of the function, unless its code names the table"
         ));
     }
-    let checks: [(&str, fn(&str) -> Result<(), String>); 4] = [
+    let checks: [(&str, Parse); 4] = [
         ("LOCK_LEASE", |text| arguments::lease(text).map(drop)),
         ("LOCK_CLOCK_SKEW", |text| arguments::clock_skew(text).map(drop)),
         ("LOCK_ENABLED", |text| connect::flag(text).map(drop)),
