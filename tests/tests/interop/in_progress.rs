@@ -5,7 +5,7 @@ use std::time::Duration;
 use lambda_lock::embedded::Host;
 use lambda_lock::{Error, ErrorKind, HandlerError, Run};
 use lambda_lock_tests::invocation::{keep_log, logged};
-use lambda_lock_tests::{Row, drop_midway};
+use lambda_lock_tests::{Row, Undated, drop_midway};
 use serde_json::{Value, json};
 use tokio::sync::Barrier;
 
@@ -105,7 +105,7 @@ async fn powertools_refuses_a_crashed_run_of_rust_until_its_lease_ends() {
         for (id, ago) in
             [("crashed now", Duration::ZERO), ("lease not over", WITHIN_THE_LEASE), ("lease over", AFTER_THE_LEASE)]
         {
-            let host = sides.world.host().clock_behind(ago).build();
+            let host = sides.world.host().clock_behind(ago).intercept(Undated).build();
             crash(&host, &sides.ours_on(&host), id).await;
         }
         let orders = ["crashed now", "lease not over", "lease over"].map(|id| order(id, "theirs"));

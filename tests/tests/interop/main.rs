@@ -16,7 +16,7 @@ use lambda_lock::embedded::Host;
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock_tests::invocation::reported;
 use lambda_lock_tests::powertools::{Language, Powertools};
-use lambda_lock_tests::{Row, World};
+use lambda_lock_tests::{Row, Undated, World};
 use lambda_runtime::Diagnostic;
 use serde_json::{Value, json};
 
@@ -78,9 +78,9 @@ impl Sides {
         self.ours_on(&self.world.host().later(by).build())
     }
 
-    /// Our function at an earlier time, on a host whose clock is behind.
+    /// Our function at an earlier time, on a host whose clock is behind, and that cannot tell.
     fn ours_earlier(&self, by: Duration) -> Orders {
-        self.ours_on(&self.world.host().clock_behind(by).build())
+        self.ours_on(&self.world.host().clock_behind(by).intercept(Undated).build())
     }
 
     /// Places these orders with Powertools.
