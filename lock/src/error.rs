@@ -23,7 +23,7 @@ const LONGEST_REASON: usize = 1024;
 /// What to do without transactions instead of several keys.
 pub(crate) const ONE_KEY_INSTEAD: &str = "lock one key that stands for all of them";
 
-/// What to do about a wrong clock.
+/// The advice to a host whose clock is wrong.
 pub(crate) const REMEDY: &str =
     "synchronize the clock with NTP, or set a larger LocksBuilder::clock_skew (--clock-skew) on every host";
 

@@ -165,7 +165,7 @@ async fn conclude(
         // The command has to run again.
         lock.clear_min_hold();
     }
-    // Others may leave their work to any holder, also to one that does not coalesce.
+    // A skipped command may leave its work to any holder, also to one that does not coalesce.
     let released = lock.release_coalescing().await;
     let key = lock.key();
     let lease = humantime::format_duration(lease);
@@ -212,7 +212,7 @@ async fn conclude(
                 Err(error) => {
                     let why = sentence(&error);
                     say(format_args!("the release failed; the key stays held until its lease ends: {why}"));
-                    // Others may have been skipped.
+                    // A command may have been skipped.
                     if coalesces && ended.as_ref().is_ok_and(ExitStatus::success) {
                         return Err(error.into());
                     }

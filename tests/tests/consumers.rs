@@ -35,14 +35,14 @@ trait Tested: Source<Item: Paid> + Sized + 'static {
     /// A consumer with these settings.
     fn consumer(once: Idempotency<Self::Item, (), Declined>) -> Plain<Self>;
 
-    /// What tells the queue, the stream or the topic with this name from all others.
+    /// Returns the part of a key that tells the queue, the stream or the topic with this name from all others.
     fn id_of(name: &str) -> String;
 
     /// An event with payments from the queue, stream or topic with this name, each with its lane and with what the handler
     /// does. Their ids and names are the numbers from 1.
     fn event_from(name: &str, payments: &[(&str, &str)]) -> Self::Event;
 
-    /// The same from the queue, stream or topic `payments`.
+    /// Returns the same item from the queue, stream or topic `payments`.
     fn event(payments: &[(&str, &str)]) -> Self::Event {
         Self::event_from("payments", payments)
     }
