@@ -303,7 +303,7 @@ async fn an_event_that_a_lock_outside_skipped_runs_later_once() {
     }
 }
 
-// What the guide says about the other order, and about `coalesce`.
+// The guide warns of the other order, and of `coalesce`.
 #[tokio::test]
 async fn a_lock_inside_and_a_further_run_get_a_stored_result() {
     let (world, host, locks) = environment().await;

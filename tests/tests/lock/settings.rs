@@ -60,7 +60,7 @@ fn requests_go_to_the_endpoint_that_the_environment_names() {
     assert_eq!(said.unwrap().unwrap(), format!("holding {number}"));
 }
 
-/// What the program says that stops at its settings, with this variable in its environment.
+/// Returns the message of the program that stops at its settings, with this variable in its environment.
 fn refusal_of_from_env(name: &str, value: impl AsRef<OsStr>) -> String {
     let contender = Command::new(env!("CARGO_BIN_EXE_contender"))
         .arg("hold")
