@@ -222,13 +222,13 @@ impl Acquisition {
         if self.mistake.is_some() || self.kind.permits.is_some() {
             return;
         }
-        let is_of_nobody = before.as_ref().is_some_and(|before| !before.contains_key(STATUS));
         // A transaction returns no rows.
-        let replaced = before.filter(|_| !is_of_nobody && self.kind.transact.is_none());
+        let before = before.filter(|_| self.kind.transact.is_none());
+        let is_of_nobody = before.as_ref().is_some_and(|before| !before.contains_key(STATUS));
+        let replaced = before.filter(|_| !is_of_nobody);
         let own_end = Duration::from_millis(self.lease_end).saturating_sub(offset.by);
         let end = replaced.as_ref().and_then(|before| number_at(before, LEASE_END, LATEST).ok()?);
         let hold_until = own_end.max(Duration::from_millis(end.unwrap_or_default()));
-        let is_of_nobody = is_of_nobody && self.kind.transact.is_none();
         let hold_until = (offset.is_ahead && !is_of_nobody).then_some(hold_until);
         self.mistake = Some(Mistake { offset, replaced, hold_until });
     }
