@@ -73,11 +73,6 @@ pub struct Error(Box<Inner>);
 /// | --- | --- | --- |
 /// | [`Held`](Self::Held) | `held` | yes |
 /// | [`Lost`](Self::Lost) | `lost` | no |
-/// | [`TicketForeign`](Self::TicketForeign) | `ticket_foreign` | no |
-/// | [`TicketEnded`](Self::TicketEnded) | `ticket_ended` | no |
-/// | [`TicketReleased`](Self::TicketReleased) | `ticket_released` | no |
-/// | [`TicketUsed`](Self::TicketUsed) | `ticket_used` | no |
-/// | [`TicketUnknown`](Self::TicketUnknown) | `ticket_unknown` | no |
 /// | [`RunAgain`](Self::RunAgain) | `run_again` | no |
 /// | [`Throttled`](Self::Throttled) | `throttled` | yes |
 /// | [`Unavailable`](Self::Unavailable) | `unavailable` | yes |
@@ -102,17 +97,6 @@ pub enum ErrorKind {
     Held,
     /// This lock no longer holds its key: its lease ended, or another holder has the key.
     Lost,
-    /// The ticket belongs to another table, key prefix or sort key than these `Locks`. Nothing was sent.
-    TicketForeign,
-    /// The lease of the ticket's lock has ended, and no other holder has the key.
-    TicketEnded,
-    /// The ticket's lock was released.
-    TicketReleased,
-    /// The ticket's lock was resumed before. It may still be held.
-    TicketUsed,
-    /// No acquisition of the key matches the ticket: the ticket is forged, its row was deleted, or it is from a table of the
-    /// same name in another account or region.
-    TicketUnknown,
     /// The work is done, and was to run once more, but there is too little time: the retry of this invocation runs it
     /// ([`LockLayer::coalesce`](crate::LockLayer::coalesce)).
     RunAgain,
@@ -167,11 +151,6 @@ impl ErrorKind {
         match self {
             Self::Held => "held",
             Self::Lost => "lost",
-            Self::TicketForeign => "ticket_foreign",
-            Self::TicketEnded => "ticket_ended",
-            Self::TicketReleased => "ticket_released",
-            Self::TicketUsed => "ticket_used",
-            Self::TicketUnknown => "ticket_unknown",
             Self::RunAgain => "run_again",
             Self::Throttled => "throttled",
             Self::Unavailable => "unavailable",
@@ -255,40 +234,11 @@ struct Inner {
     others: Vec<(String, Option<Holder>)>,
 }
 
-/// Why a ticket was refused.
-#[derive(Clone)]
-pub(crate) enum TicketFault {
-    /// The table, key prefix or sort key that the ticket names, and the one of the `Locks`.
-    Foreign(String),
-    Ended,
-    Released,
-    Used,
-    Unknown,
-}
-
-impl fmt::Display for TicketFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Foreign(why) => f.write_str(&printable_up_to(why, LONGEST_REASON)),
-            Self::Ended => f.write_str("its lease has ended: acquire the key again"),
-            Self::Released => f.write_str("its lock was released: acquire the key again"),
-            Self::Used => f.write_str(
-                "it was used before: take the ticket of the lock that was resumed, or wait until the lease ends",
-            ),
-            Self::Unknown => f.write_str(
-                "no acquisition of the key matches it, because it is forged, its row was deleted, or it is from another \
-                 account or region: acquire the key again",
-            ),
-        }
-    }
-}
-
 /// An [`ErrorKind`] with what is known about it.
 #[derive(Clone)]
 pub(crate) enum Cause {
     Held(Holder),
     Lost(Option<Holder>),
-    Ticket(TicketFault),
     #[cfg_attr(not(feature = "lambda"), allow(dead_code, reason = "only a layer runs once more"))]
     RunAgain,
     Throttled,
@@ -364,7 +314,7 @@ impl Error {
     pub(crate) fn durable_execution() -> Self {
         Self::invalid(
             "the event has a `DurableExecutionArn` and a `CheckpointToken`: an invocation of a durable execution returns at \
-             each suspension, long before the work is done: hold a lock by a ticket from the first step to the last, or call \
+             each suspension, long before the work is done: take the lock with the crate `lambda-lock-durable`, or call \
              `Idempotency::run` in a step",
         )
     }
@@ -441,11 +391,6 @@ impl Error {
         match &self.0.cause {
             Cause::Held(_) => ErrorKind::Held,
             Cause::Lost(_) => ErrorKind::Lost,
-            Cause::Ticket(TicketFault::Foreign(_)) => ErrorKind::TicketForeign,
-            Cause::Ticket(TicketFault::Ended) => ErrorKind::TicketEnded,
-            Cause::Ticket(TicketFault::Released) => ErrorKind::TicketReleased,
-            Cause::Ticket(TicketFault::Used) => ErrorKind::TicketUsed,
-            Cause::Ticket(TicketFault::Unknown) => ErrorKind::TicketUnknown,
             Cause::RunAgain => ErrorKind::RunAgain,
             Cause::Throttled => ErrorKind::Throttled,
             Cause::Unavailable | Cause::HostNotFound => ErrorKind::Unavailable,
@@ -476,11 +421,10 @@ impl Error {
         self.kind() == ErrorKind::Held
     }
 
-    /// Returns `true` if this lock no longer holds its key: its lease ended, or another holder has the key. For a
-    /// [`Ticket`](crate::Ticket), also if its lock was released.
+    /// Returns `true` if this lock no longer holds its key: its lease ended, or another holder has the key.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        matches!(self.kind(), ErrorKind::Lost | ErrorKind::TicketEnded | ErrorKind::TicketReleased)
+        self.kind() == ErrorKind::Lost
     }
 
     /// Returns `true` if a later attempt can succeed without a change by the user: another holder or run has the key, or
@@ -507,7 +451,6 @@ impl Error {
     ///
     /// | name | kinds |
     /// | --- | --- |
-    /// | `LockTicketRefused` | those that begin with `Ticket` |
     /// | `IdempotencyInProgress`, `IdempotencyUnfinished`, `IdempotencyMismatch`, `IdempotencyKeyMissing`, `IdempotencyUnusableResult` | the kind of this name |
     /// | `Lock`, followed by the kind: `LockHeld`, `LockLost`, `LockThrottled` and so on | the others |
     #[must_use]
@@ -515,11 +458,6 @@ impl Error {
         match self.kind() {
             ErrorKind::Held => "LockHeld",
             ErrorKind::Lost => "LockLost",
-            ErrorKind::TicketForeign
-            | ErrorKind::TicketEnded
-            | ErrorKind::TicketReleased
-            | ErrorKind::TicketUsed
-            | ErrorKind::TicketUnknown => "LockTicketRefused",
             ErrorKind::RunAgain => "LockRunAgain",
             ErrorKind::Throttled => "LockThrottled",
             ErrorKind::Unavailable => "LockUnavailable",
@@ -825,7 +763,6 @@ impl Error {
         match cause {
             Cause::Held(holder) => explain_refusal(f, what, holder),
             Cause::Lost(holder) => write!(f, "the lock on {what} was lost{}", loss(holder.as_ref())),
-            Cause::Ticket(fault) => write!(f, "the ticket for {what} was refused: {fault}"),
             Cause::RunAgain => write!(
                 f,
                 "the work of {what} is done, but was to run once more, and too little time is left: retry the invocation"

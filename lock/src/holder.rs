@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use crate::queue::{Queue, Reservation};
+use crate::row::identity_of;
 use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// The current or last holder of a key, as a refusal names it and [`Locks::get`](crate::Locks::get) reads it.
@@ -46,8 +47,6 @@ pub struct Holder {
     pub(crate) withdrawn: Option<u64>,
     /// The sequence of the owner's last request.
     pub(crate) sequence: Option<u64>,
-    /// The nonce of the last resumption with a ticket.
-    pub(crate) resumed: Option<String>,
     pub(crate) since: Option<u64>,
     /// When the hold began, of which the holder has taken the rest over.
     pub(crate) held_since: Option<u64>,
@@ -99,7 +98,6 @@ impl Holder {
             refused: None,
             withdrawn: None,
             sequence: None,
-            resumed: None,
             since: None,
             held_since: None,
             until: 0,
@@ -187,9 +185,7 @@ impl Holder {
     /// of more than 256 bytes, it is `sha256:` and the digest.
     #[must_use]
     pub fn identity(&self) -> Option<&str> {
-        let (length, rest) = self.owner()?.split_once('#')?;
-        let (identity, nonce) = rest.split_at_checked(length.parse().ok()?)?;
-        nonce.starts_with('#').then_some(identity)
+        identity_of(self.owner()?)
     }
 
     /// Returns the fence of the acquisition. After a release or a completion, it is the number of that, which is larger. A row

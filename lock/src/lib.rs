@@ -30,7 +30,7 @@
 //! | run up to N pieces of work at a time | [`Locks::semaphore`] | |
 //! | let N calls pass in a second | [`Locks::rate`] | |
 //! | hold several keys, all or none | [`Locks::acquire_all`] | |
-//! | hold a lock in one process after the other | [`Lock::into_ticket`], [`Ticket`] | `serde` |
+//! | hold a lock in one process after the other | [`Acquire::identity`], [`Lock::keep`], [`Acquire::take_over`] | |
 //! | make a handler a singleton | [`LockLayer`] | `lambda` |
 //! | skip an invocation, and run once more for it | [`LockLayer::coalesce`], [`Locks::coalesce`] | `lambda` |
 //! | answer a duplicate with the first result | [`Idempotency`], [`IdempotencyLayer`] | `idempotency`, `lambda` |
@@ -160,8 +160,6 @@ pub use lock::Lock;
 pub use lock::Rate;
 #[doc(alias = "permit", alias = "limit", alias = "concurrency")]
 pub use lock::Semaphore;
-#[doc(alias = "step functions", alias = "workflow")]
-pub use lock::Ticket;
 #[doc(alias = "retry", alias = "queue")]
 pub use lock::Wait;
 pub use lock::{Attempt, Backoff, Jitter, Locks, LocksBuilder, Turn};

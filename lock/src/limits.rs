@@ -50,11 +50,6 @@ pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time before the deadline that an acquire leaves, so that Lambda gets an answer instead of a timeout.
 pub(crate) const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
 
-/// Limits the time of an acquire that a row or a ticket has, in milliseconds since the epoch, to what clocks allow.
-pub(crate) fn time_of_acquire(at: u64, now: Moment) -> Duration {
-    Duration::from_millis(at).min(now.wall.saturating_add(MAX_CLOCK_SKEW))
-}
-
 /// Returns how much of the time that is left may be spent on waiting for DynamoDB: all but [`TIME_TO_ANSWER`], or half if
 /// that is more.
 pub(crate) fn time_to_ask(left: Duration) -> Duration {

@@ -24,14 +24,14 @@ pub const ACQUIRED: &str = "lambda_lock_acquired";
 pub const TAKEN_OVER: &str = "lambda_lock_taken_over";
 /// Counter: acquires that ended without the lock, by [`REASON`]. Replays and in-progress refusals have their own counters.
 pub const REFUSED: &str = "lambda_lock_refused";
-/// Counter: locks released, also by their ticket, and records completed, unless their work failed or was not run. Work that
+/// Counter: locks released, also by their identity, and records completed, unless their work failed or was not run. Work that
 /// should happen has happened if this counts.
 pub const RELEASED: &str = "lambda_lock_released";
 /// Counter: work under a lock or a record that failed. Its handler returned an error, panicked, or was cancelled at the end
 /// of its lease; an HTTP handler answered with a status from 500; a result could not be stored; a lock was dropped without
 /// a release; or your code called [`clear_min_hold`](crate::Lock::clear_min_hold). It does not count as
 /// [`RELEASED`]. [`Acquire::run`](crate::Acquire::run) and your own releases cannot tell an error from a result: call
-/// `clear_min_hold` there. What a ticket holds counts as released. A run that has committed its result in a transaction
+/// `clear_min_hold` there. A lock that is [kept](crate::Lock::keep) counts when its identity releases it. A run that has committed its result in a transaction
 /// and fails after that counts as both.
 pub const WORK_FAILED: &str = "lambda_lock_work_failed";
 /// Counter: releases and completions that failed, by [`REASON`].
@@ -50,8 +50,6 @@ pub const IN_PROGRESS_REFUSALS: &str = "lambda_lock_in_progress_refusals";
 pub const BATCH_ITEMS: &str = "lambda_lock_batch_items";
 /// Counter: HTTP requests that were answered with a problem instead of a response of the handler, by [`PROBLEM`].
 pub const HTTP_PROBLEMS: &str = "lambda_lock_http_problems";
-/// Counter: tickets that were resumed, renewed, released or refused, by [`OUTCOME`].
-pub const TICKETS: &str = "lambda_lock_tickets";
 
 /// Histogram, milliseconds: duration of successful acquires, including their waits.
 pub const ACQUIRE_TIME: &str = "lambda_lock_acquire_time";
@@ -59,8 +57,8 @@ pub const ACQUIRE_TIME: &str = "lambda_lock_acquire_time";
 pub const WAIT_TIME: &str = "lambda_lock_wait_time";
 /// Histogram, milliseconds: duration of releases and completions.
 pub const RELEASE_TIME: &str = "lambda_lock_release_time";
-/// Histogram, milliseconds: how long locks were held. A lock that a ticket hands over counts once, from its acquire to its
-/// release by a resumed lock or by the ticket.
+/// Histogram, milliseconds: how long locks were held. A lock that is [kept](crate::Lock::keep) counts once, from its
+/// first acquire to the release by the lock that has taken it over.
 pub const HOLD_TIME: &str = "lambda_lock_hold_time";
 
 /// Histogram, count: how many waiters were ahead of an acquire that took a place in the queue.
@@ -76,8 +74,7 @@ pub const REASON: &str = "reason";
 pub const PROBLEM: &str = "problem";
 /// Label: the outcome of a message or a record. `done` by this invocation, `duplicate` of a done one, `in_progress`
 /// elsewhere, `failed`, `dead_lettered`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or `timed_out` when it
-/// was cancelled near the end of its lease. The outcome of a ticket: `resumed`, `renewed`, `released`, or the cause of its
-/// failure with the values of [`REASON`].
+/// was cancelled near the end of its lease.
 pub const OUTCOME: &str = "outcome";
 
 /// Gives the installed exporter the units and descriptions. Feature `metrics`.
@@ -103,7 +100,6 @@ pub fn describe() {
         (IN_PROGRESS_REFUSALS, "Duplicates refused while the first run was in progress"),
         (BATCH_ITEMS, "Messages of SQS batches and records of stream and Kafka batches"),
         (HTTP_PROBLEMS, "HTTP requests answered with a problem"),
-        (TICKETS, "Tickets resumed, renewed, released or refused"),
     ] {
         metrics::describe_counter!(name, Unit::Count, description);
     }

@@ -6,11 +6,11 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::clock::{Lease, Moment, millis};
+use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
 use crate::lock::asking::{Answered, Asking, Ended, Event, Step as Next};
-use crate::lock::{Acquire, Continuation, Locks, Ticket};
+use crate::lock::{Acquire, Continuation, Locks};
 use crate::row::{
     Acquisition, Kind, Outcome, RecordClaim, Release, Released, Renewed, SCRIPT, Script, Table, answer, requests,
 };
@@ -97,8 +97,6 @@ impl Acquiring {
                     let (hold, skew) = (self.acquire.min_hold, self.acquire.locks.0.table.clock_skew);
                     return Step::Held(Held {
                         acquisition,
-                        fence: grant.fences.first().copied().unwrap_or_default(),
-                        since: grant.sent.wall,
                         lease: grant.lease,
                         continuation: Continuation::new(grant.sent, hold, skew),
                     });
@@ -126,8 +124,6 @@ impl Acquiring {
 #[derive(Clone, Debug)]
 pub struct Held {
     acquisition: Acquisition,
-    fence: u64,
-    since: Duration,
     lease: Lease,
     continuation: Continuation,
 }
@@ -172,13 +168,6 @@ impl Held {
         self.continuation.release_number(&self.acquisition, now.moment());
         Operation::new(What::Complete(self, window), now)
     }
-
-    /// Hands the lock over to another process.
-    pub fn hand_over(mut self, locks: &Locks, now: Clocks) -> Ticket {
-        self.continuation.release_number(&self.acquisition, now.moment());
-        let (since, until) = (millis(self.since), millis(self.until()));
-        Ticket::new(&locks.0.table, &self.acquisition, self.fence, since, until, self.continuation)
-    }
 }
 
 /// What is done with one place or several beside acquiring them.
@@ -196,9 +185,6 @@ enum What {
     Release(Held),
     Renew(Held, Duration),
     Complete(Held, Duration),
-    Resume(Ticket, String),
-    RenewTicket(Ticket, Duration),
-    ReleaseTicket(Ticket),
     Free(String, Box<Holder>),
     Ask(String, Box<Holder>),
 }
@@ -227,31 +213,11 @@ pub enum Done {
     Gone,
     /// The lock is held.
     Held(Held),
-    /// The lock of the ticket is held until this time.
-    Renewed(Ticket, Duration),
 }
 
 impl Operation {
     fn new(what: What, started: Clocks) -> Self {
         Self { what, started, answers: Vec::new() }
-    }
-
-    /// Resumes the lock of a ticket.
-    #[must_use]
-    pub fn resume(ticket: Ticket, nonce: &str, now: Clocks) -> Self {
-        Self::new(What::Resume(ticket, nonce.to_owned()), now)
-    }
-
-    /// Renews the lease of a ticket.
-    #[must_use]
-    pub fn renew_ticket(ticket: Ticket, lease: Duration, now: Clocks) -> Self {
-        Self::new(What::RenewTicket(ticket, lease), now)
-    }
-
-    /// Releases the lock of a ticket.
-    #[must_use]
-    pub fn release_ticket(ticket: Ticket, now: Clocks) -> Self {
-        Self::new(What::ReleaseTicket(ticket), now)
     }
 
     /// Frees what an operator sees in this row, if anybody has it.
@@ -277,9 +243,6 @@ impl Operation {
             What::Release(_) => "release",
             What::Renew(..) => "renew",
             What::Complete(..) => "complete",
-            What::Resume(..) => "resume",
-            What::RenewTicket(..) => "renew by ticket",
-            What::ReleaseTicket(_) => "release by ticket",
             What::Free(..) => "free",
             What::Ask(..) => "ask",
         }
@@ -340,22 +303,6 @@ impl Operation {
                 let end = started.wall.saturating_add(*window);
                 table.complete(&held.acquisition, last, started, end, Outcome::WithoutResult).await?;
             }
-            What::Resume(ticket, nonce) => {
-                let (acquisition, grant) = ticket.resume(table, nonce, started).await?;
-                return Ok(Done::Held(Held {
-                    acquisition,
-                    fence: grant.fences.first().copied().unwrap_or_default(),
-                    since: grant.sent.wall,
-                    lease: grant.lease,
-                    continuation: ticket.continuation(now()),
-                }));
-            }
-            What::RenewTicket(ticket, lease) => {
-                let end = ticket.renew(table, *lease, started).await?;
-                let until = Duration::from_millis(end).saturating_sub(table.clock_skew);
-                return Ok(Done::Renewed(ticket.clone(), until));
-            }
-            What::ReleaseTicket(ticket) => drop(ticket.release(table, started, false).await?),
             What::Free(key, seen) => drop(table.force_release(key, "operator", seen, started).await?),
             What::Ask(key, seen) => {
                 let number = seen.number.unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Text of others, made fit for a message, a log or a terminal: on one line, and not too long.
 //!
-//! Keys, names of holders and tickets come from callers, from other hosts and from other programs. A line break in one of
+//! Keys and names of holders come from callers, from other hosts and from other programs. A line break in one of
 //! them would forge a line of a log, and a name of 100 KB would hide the rest of it.
 
 use std::borrow::Cow;

@@ -101,7 +101,7 @@ use crate::text::printable;
 /// # Durable functions
 ///
 /// Do not put the layer around the entry of a durable function. Each suspension ends an invocation, and that releases the
-/// lock in the middle of the execution. Hold the lock by a [ticket](crate::docs::reference::tickets) from the first step to the last
+/// lock in the middle of the execution. Hold the lock for an [identity](crate::docs::reference::identities) from the first step to the last
 /// instead. If the payload is a `serde_json::Value`, the layer sees the ARN and the token of a durable execution, and the
 /// invocation fails with `LockInvalid`.
 ///

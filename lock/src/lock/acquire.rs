@@ -59,9 +59,9 @@ impl Locks {
     /// its holder and until when ([`holders`](Error::holders)).
     ///
     /// One [`Lock`] has all keys, with one lease of up to a day. The data that a holder left in a row stays there: the lock
-    /// has no [data](Acquire::data), no [attributes](Acquire::attribute), no [minimum hold](Acquire::min_hold) and no
-    /// [ticket](Lock::into_ticket). Each of these is an error of kind [`Invalid`](crate::ErrorKind::Invalid). To leave the
-    /// keys to a later process, [keep](Lock::keep) them for an [identity](Acquire::identity).
+    /// has no [data](Acquire::data), no [attributes](Acquire::attribute) and no [minimum hold](Acquire::min_hold). Each of these is an
+    /// error of kind [`Invalid`](crate::ErrorKind::Invalid). To leave the keys to a later process, [keep](Lock::keep) them for an
+    /// [identity](Acquire::identity).
     ///
     /// # Cost
     ///
@@ -113,6 +113,7 @@ impl Locks {
             holder: None,
             identity: None,
             takes_over: false,
+            earlier_fence: None,
             is_counted_later: false,
             data: None,
             attributes: Vec::new(),
@@ -181,13 +182,22 @@ pub struct Acquire {
     pub(super) around_pause: Option<Arc<dyn AroundPause>>,
     pub(crate) min_hold: Duration,
     holder: Option<String>,
-    identity: Option<String>,
+    identity: Option<Identity>,
     /// Only an earlier acquire of the identity is replaced.
     pub(crate) takes_over: bool,
+    /// The fence of that earlier acquire, if the caller knows it.
+    pub(crate) earlier_fence: Option<u64>,
     /// Whether the caller counts a refusal because the key is held.
     pub(crate) is_counted_later: bool,
     pub(super) data: Option<Data>,
     pub(super) attributes: Vec<(String, AttributeValue)>,
+}
+
+/// For whom a lock is acquired that a later acquire takes over.
+enum Identity {
+    Own(String),
+    /// The nonce of the acquire.
+    Random,
 }
 
 impl Acquire {
@@ -195,9 +205,9 @@ impl Acquire {
     /// [`deadline`](Self::deadline), or for a permit of a semaphore, to a day. The default is the time until the deadline if
     /// `deadline` is set, and otherwise the lease of the [`Locks`].
     ///
-    /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::into_ticket`]). If its process or its
-    /// ticket is lost, the key stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A
-    /// shorter lease that is renewed costs a request each time, and ends soon after a crash.
+    /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::keep`]). If nobody goes on with it, the key
+    /// stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A shorter lease that is renewed costs
+    /// a request each time, and ends soon after a crash.
     #[doc(alias = "ttl", alias = "timeout")]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
@@ -284,40 +294,76 @@ impl Acquire {
     ///
     /// A lock that was released is not taken over.
     pub fn identity(mut self, identity: impl Into<String>) -> Self {
-        self.identity = Some(identity.into());
+        self.identity = Some(Identity::Own(identity.into()));
+        self
+    }
+
+    /// Acquires the lock for a random [identity](Self::identity) of 128 bits, which [`Lock::identity`] returns: for work that
+    /// has no id of its own and outlives this process. Only a caller to whom you pass it on, or who can read the row, can take the
+    /// lock over.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<Option<String>, Error> {
+    /// let lock = locks.acquire("import").random_identity().await?;
+    /// let identity = lock.identity().map(str::to_owned);
+    /// lock.keep(); // `locks.release_identity("import", &identity)` frees it
+    /// # Ok(identity)
+    /// # }
+    /// ```
+    pub fn random_identity(mut self) -> Self {
+        self.identity = Some(Identity::Random);
         self
     }
 
     /// Takes the lock over from an earlier acquire of the same [identity](Self::identity), with a larger
-    /// [fence](Lock::fence) and a new lease. A step of a workflow that is retried has a fence of its own for each attempt.
-    /// It never acquires what is free: the lock may have been another's meanwhile. A takeover that is not answered frees nothing:
-    /// the identity still holds the lock. Two `UpdateItem`s, of which the first reads the row (IAM action
-    /// `dynamodb:UpdateItem`).
+    /// [fence](Lock::fence) and a new lease: for the next step of a workflow, whose step before [kept](Lock::keep) the lock. A
+    /// step that is repeated has a fence of its own for each attempt.
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Error, Locks, Ticket};
-    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<Ticket, Error> {
-    /// let lock = locks
-    ///     .acquire("deploy")
-    ///     .lease(Duration::from_secs(600))
-    ///     .identity(execution_arn)
-    ///     .wait(Duration::from_secs(5))
-    ///     .take_over()
-    ///     .await?;
-    /// write(lock.fence()).await;
-    /// # async fn write(_: u64) {}
-    /// lock.into_ticket() // the identity still holds the lock
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
+    /// let lease = Duration::from_mins(10);
+    /// let lock = locks.acquire("deploy").identity(execution_arn).lease(lease).take_over().await?;
+    /// deploy(lock.fence()).await;
+    /// lock.keep(); // the identity still holds the lock
+    /// # Ok(())
     /// # }
+    /// # async fn deploy(_: u64) {}
     /// ```
+    ///
+    /// It never acquires what is free: the lock may have been another's meanwhile. A takeover that is not answered frees nothing:
+    /// the identity still holds the lock. It is also how another process renews the lock. Two `UpdateItem`s, of which the first
+    /// reads the row (IAM action `dynamodb:UpdateItem`). With the fence of the step before,
+    /// [`take_over_from`](Self::take_over_from) needs one.
     ///
     /// # Errors
     ///
-    /// The error [`is_lost`](Error::is_lost) if the identity does not hold the lock. Without an identity it is
-    /// [invalid](crate::ErrorKind::Invalid).
+    /// The error [`is_lost`](Error::is_lost) if the identity does not hold the lock: its lease has ended, it was released, or
+    /// another holder has the key. Without an identity it is [invalid](crate::ErrorKind::Invalid).
     pub async fn take_over(mut self) -> Result<Lock, Error> {
         self.takes_over = true;
         self.send().await
+    }
+
+    /// Takes the lock over as [`take_over`](Self::take_over) does, in one `UpdateItem` if the lock still has this
+    /// [fence](Lock::fence), which the step before has passed on. If the lock has another fence, because the present step is
+    /// repeated for example, or if work was [left](Locks::coalesce) to it, a second `UpdateItem` takes it over. Of
+    /// [several keys](Locks::acquire_all), all have the same fence.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Lock, Locks};
+    /// # async fn example(locks: Locks, execution_arn: &str, fence: u64) -> Result<Lock, Error> {
+    /// let lock = locks.acquire("deploy").identity(execution_arn).take_over_from(fence).await?;
+    /// # Ok(lock)
+    /// # }
+    /// ```
+    ///
+    /// The fence saves a request and proves nothing: whoever has a wrong fence and the identity takes the lock over, too.
+    pub async fn take_over_from(mut self, fence: u64) -> Result<Lock, Error> {
+        self.earlier_fence = Some(fence);
+        self.take_over().await
     }
 
     /// Stores data with the lock, and replaces the data of the last holder. By default, that data is kept and handed over.
@@ -375,8 +421,8 @@ impl Acquire {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Attempt, Error, Locks, Ticket, Turn};
-    /// # struct State { turn: Option<Turn>, ticket: Option<Ticket> }
+    /// # use lambda_lock::{Attempt, Error, Locks, Turn};
+    /// # struct State { turn: Option<Turn>, fence: u64 }
     /// /// A step of a workflow: sleeps and runs again until it has the lock.
     /// async fn acquire(locks: &Locks, execution: &str, state: &mut State) -> Result<Option<Duration>, Error> {
     ///     let acquire = locks.acquire("deploy").lease(Duration::from_secs(600)).identity(execution);
@@ -387,7 +433,8 @@ impl Acquire {
     ///             Ok(Some(delay))
     ///         }
     ///         Attempt::Acquired(lock) => {
-    ///             state.ticket = Some(lock.into_ticket()?);
+    ///             state.fence = lock.fence();
+    ///             lock.keep(); // for the next step
     ///             Ok(None)
     ///         }
     ///     }
@@ -444,7 +491,11 @@ impl Acquire {
     /// Draws a new nonce.
     pub(super) fn acquisition(&self) -> Result<Acquisition, Error> {
         let nonce = self.locks.0.table.nonce(self.kind.all_keys().first().map_or("", String::as_str))?;
-        Ok(Acquisition::new(self.kind.clone(), owner_of(self.identity.as_deref(), &nonce)))
+        let identity = self.identity.as_ref().map(|identity| match identity {
+            Identity::Own(identity) => identity,
+            Identity::Random => &nonce,
+        });
+        Ok(Acquisition::new(self.kind.clone(), owner_of(identity.map(String::as_str), &nonce)))
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
@@ -452,10 +503,10 @@ impl Acquire {
         if let Some(lease) = self.lease {
             self.kind.check_lease("lease", lease, self.deadline.is_some())?;
         }
-        if let Some(identity) = &self.identity {
+        if let Some(Identity::Own(identity)) = &self.identity {
             check_identity(identity)?;
         }
-        if self.takes_over && self.identity.is_none() {
+        if self.takes_over && !matches!(self.identity, Some(Identity::Own(_))) {
             return Err(Error::invalid("a takeover needs the identity of the holder: set `identity`"));
         }
         check_duration("minimum hold", self.min_hold, Duration::ZERO, DAY)?;

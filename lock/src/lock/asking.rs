@@ -557,6 +557,16 @@ impl<'a> Asking<'a> {
 
 /// Returns the claim of an attempt at this moment, with this lease.
 fn claim<'a>(acquire: &'a Acquire, now: Moment, lease: Lease, ranks: &'a [Rank]) -> Claim<'a> {
-    let Acquire { data, attributes, takes_over, .. } = acquire;
-    Claim { holder: acquire.holder_name(), now, lease, data: data.as_ref(), attributes, ranks, takes_over: *takes_over }
+    let Acquire { data, attributes, takes_over, earlier_fence, .. } = acquire;
+    let (takes_over, earlier_fence) = (*takes_over, *earlier_fence);
+    Claim {
+        holder: acquire.holder_name(),
+        now,
+        lease,
+        data: data.as_ref(),
+        attributes,
+        ranks,
+        takes_over,
+        earlier_fence,
+    }
 }

@@ -21,7 +21,7 @@ use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::limits::time_to_ask;
 use crate::queue::HoldTime;
-use crate::row::{Acquisition, Grant, Hold, Release, Released, Renewed, Table};
+use crate::row::{Acquisition, Grant, Hold, Release, Released, Renewed, Table, identity_of};
 
 /// A lock that was acquired.
 ///
@@ -59,6 +59,8 @@ pub(super) struct Holding {
     pub(super) telemetry: HoldSpan,
     /// When the request that took the key was sent.
     sent: Moment,
+    /// When the hold began, if it was taken over from an earlier acquire of the same identity.
+    held_since: Option<Duration>,
     /// How long the holds before this one took.
     hold_time: Option<HoldTime>,
     /// How much longer that request took than other ones.
@@ -81,7 +83,7 @@ struct State {
     continuation: Continuation,
 }
 
-/// What the requests after an acquire have in common. A lock that is resumed takes it over from the one that was handed over.
+/// What the requests after an acquire have in common.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Continuation {
     /// Until when `min_hold` keeps the key after an early release.
@@ -170,24 +172,14 @@ impl Lock {
         min_hold: Duration,
     ) -> Self {
         let continuation = Continuation::new(grant.sent, min_hold, locks.0.table.clock_skew);
-        Self::continuing(locks, acquisition, grant, telemetry, continuation)
-    }
-
-    /// Continues a lock that another process has handed over.
-    pub(super) fn continuing(
-        locks: Locks,
-        acquisition: Acquisition,
-        grant: Grant,
-        telemetry: HoldSpan,
-        continuation: Continuation,
-    ) -> Self {
-        let Grant { fences, data, sent, lease, hold_time, excess, taken_from: _ } = grant;
+        let Grant { fences, data, sent, lease, held_since, hold_time, excess, taken_from: _ } = grant;
         let hold = Arc::new(Holding {
             locks,
             acquisition,
             fences,
             telemetry,
             sent,
+            held_since: held_since.map(Duration::from_millis),
             hold_time,
             excess,
             state: Mutex::new(State {
@@ -204,15 +196,6 @@ impl Lock {
             hold.locks.0.held.add(&hold);
         }
         Self { hold, data, renewing: AsyncMutex::new(()) }
-    }
-
-    /// Ends this lock without a request, for another process. None of its requests follows.
-    pub(super) fn hand_over(&self) -> Continuation {
-        // Of a release that another task sends at this moment, the ticket has the number, or the release is not sent.
-        self.hold.release_number();
-        self.hold.telemetry.handed_over();
-        self.hold.enter(Phase::Released);
-        self.hold.state().continuation
     }
 
     /// Returns the key of the row for people.
@@ -239,6 +222,14 @@ impl Lock {
     #[must_use]
     pub fn owner(&self) -> &str {
         &self.hold.acquisition.owner
+    }
+
+    /// Returns the identity for which the lock was acquired: [your own](crate::Acquire::identity) or a
+    /// [random](crate::Acquire::random_identity) one. `None` without either. Of your own with more than 256 bytes, returns `sha256:`
+    /// and the digest, which names the same identity.
+    #[must_use]
+    pub fn identity(&self) -> Option<&str> {
+        identity_of(self.owner())
     }
 
     /// Returns the fencing token, which is larger than that of every earlier acquisition of this key: of several keys, that of
@@ -384,15 +375,16 @@ impl Lock {
 
     /// Runs `work` until it ends, or cancels it at its next await point when the lock is lost: then fails with an error that
     /// [`is_lost`](Error::is_lost), also if the work blocked its thread and returns after the lease. Releases nothing and sends
-    /// no request. [`Acquire::run`](crate::Acquire::run) does the same and releases the lock. This is for a lock that was
-    /// [resumed](crate::Locks::resume), or that is handed over afterwards.
+    /// no request. [`Acquire::run`](crate::Acquire::run) does the same and releases the lock. This is for a lock that is
+    /// [kept](Self::keep) afterwards.
     ///
     /// ```
-    /// # use lambda_lock::{Error, Locks, Ticket};
-    /// # async fn example(locks: Locks, ticket: Ticket) -> Result<Ticket, Error> {
-    /// let lock = locks.resume(&ticket).await?;
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
+    /// let lock = locks.acquire("deploy").identity(execution_arn).take_over().await?;
     /// lock.while_held(migrate()).await?;
-    /// lock.into_ticket()
+    /// lock.keep();
+    /// # Ok(())
     /// # }
     /// # async fn migrate() {}
     /// ```
@@ -637,22 +629,30 @@ impl Lock {
         self.hold.condition_checks()
     }
 
-    /// Leaves the keys held after this process, for a [takeover](crate::Acquire::take_over) by the same
-    /// [identity](crate::Acquire::identity): until the identity frees them
-    /// ([`Locks::release_identity`](crate::Locks::release_identity), for each key) or the lease ends. Sends no request.
+    /// Leaves the lock held after this process, for a [takeover](crate::Acquire::take_over) by the same
+    /// [identity](crate::Acquire::identity): until the identity releases it ([`Locks::release_identity`](crate::Locks::release_identity))
+    /// or the lease ends. Sends no request.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
-    /// let accounts = ["account#1", "account#2"];
-    /// locks.acquire_all(accounts).identity(execution_arn).await?.keep();
-    /// // In a later step:
-    /// let lock = locks.acquire_all(accounts).identity(execution_arn).take_over().await?;
+    /// // The first step of a workflow:
+    /// let lock = locks.acquire("deploy").identity(execution_arn).await?;
+    /// let fence = lock.fence(); // pass it on to the next step
+    /// lock.keep();
+    /// // A later one:
+    /// let lock = locks.acquire("deploy").identity(execution_arn).take_over_from(fence).await?;
     /// lock.release().await
     /// # }
     /// ```
+    ///
+    /// Data that was [set](Self::set_data) and not written by a renewal is dropped, and so is the [minimum
+    /// hold](crate::Acquire::min_hold): set it again in the step that releases the lock. Without an identity, the key is held until
+    /// the lease ends or an operator [frees](crate::Locks::force_release) it.
+    #[doc(alias = "hand over", alias = "step functions", alias = "workflow")]
     pub fn keep(self) {
-        let _no_ticket = self.hand_over();
+        self.hold.telemetry.kept();
+        self.hold.enter(Phase::Released);
     }
 
     /// Returns how long the last request under this lock may take, so that Lambda is answered in time. Call it before that
@@ -763,7 +763,8 @@ impl Holding {
     ) -> Result<Released, Error> {
         let now = self.now();
         let State { continuation: Continuation { hold_until, .. }, lease, .. } = *self.state();
-        let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time, is_before_known: true };
+        let since = self.held_since.unwrap_or_else(|| self.acquired() + self.excess);
+        let hold = Hold { since, before: self.hold_time, is_before_known: true };
         let number = self.release_number();
         let release = Release { number, sequence, now, hold_until, hold: Some(hold), data, coalesces };
         let answer = match table.release(&self.acquisition, &release).await {
@@ -830,7 +831,8 @@ impl Holding {
         self.changed.notify_waiters();
         if before == Phase::Held && self.is_enforced() {
             let now = self.now();
-            self.telemetry.ended(now.since(self.sent), lease.deadline.has_passed(now));
+            let held = self.held_since.map_or_else(|| now.since(self.sent), |since| now.wall.saturating_sub(since));
+            self.telemetry.ended(held, lease.deadline.has_passed(now));
         }
         Ok(taken)
     }

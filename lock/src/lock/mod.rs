@@ -12,7 +12,6 @@ mod register;
 mod running;
 mod semaphore;
 mod telemetry;
-mod ticket;
 mod wait;
 
 pub use acquire::Acquire;
@@ -29,5 +28,4 @@ pub use semaphore::Semaphore;
 #[cfg(feature = "lambda")]
 pub(crate) use telemetry::count_refusal;
 pub(crate) use telemetry::{log_refusal, record_refusal};
-pub use ticket::Ticket;
 pub use wait::{Backoff, Jitter, Wait};

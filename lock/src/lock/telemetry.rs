@@ -200,25 +200,8 @@ pub(crate) fn log_refusal(error: &Error) {
     tracing::info!(key = &*printable(error.key()), reason = error.kind().as_str(), ?error, "not acquired");
 }
 
-/// Starts the span of a request by a ticket.
-pub(super) fn ticket_span(request: &'static str, key: &str, fence: u64) -> Span {
-    tracing::info_span!("ticket", request, key, fence)
-}
-
-/// Records the outcome of a ticket, which is this one if it succeeded.
-pub(super) fn record_ticket<T>(outcome: &'static str, answer: &Result<T, Error>) {
-    match answer {
-        Ok(_) => metrics::count_by(metrics::TICKETS, metrics::OUTCOME, outcome),
-        Err(error) => {
-            let reason = error.kind().as_str();
-            metrics::count_by(metrics::TICKETS, metrics::OUTCOME, reason);
-            tracing::info!(key = &*printable(error.key()), reason, ?error, "ticket refused");
-        }
-    }
-}
-
-/// The outcome of a lock that became a ticket.
-const HANDED_OVER: &str = "handed_over";
+/// The outcome of a lock that stays held after its process.
+const KEPT: &str = "kept";
 
 /// A lock that is held, until its release is answered.
 #[derive(Debug)]
@@ -248,14 +231,6 @@ impl HoldSpan {
         }
     }
 
-    /// Starts the span of a lock that another process has handed over.
-    pub(super) fn resumed(key: String, owner: &str, fence: u64) -> Self {
-        let owner = &*printable(owner);
-        let span = tracing::info_span!("lock", key, owner, fence, outcome = Empty, held_ms = Empty);
-        span.in_scope(|| tracing::debug!(key, fence, "resumed"));
-        Self::new(span, key)
-    }
-
     pub(super) fn span(&self) -> &Span {
         &self.span
     }
@@ -271,18 +246,18 @@ impl HoldSpan {
     /// The holder no longer relies on the lock, after it held it for this long.
     pub(super) fn ended(&self, held: Duration, has_overrun: bool) {
         self.span.record("held_ms", millis(held));
-        // The hold of a ticket goes on, until the release.
-        if self.outcome() != HANDED_OVER {
+        // What is kept counts once, at its release.
+        if self.outcome() != KEPT {
             metrics::time(metrics::HOLD_TIME, held);
         }
         self.has_overrun.store(has_overrun, Ordering::Relaxed);
     }
 
-    /// The lock becomes a ticket.
-    pub(super) fn handed_over(&self) {
-        self.end_with(HANDED_OVER);
+    /// The lock stays held after this process.
+    pub(super) fn kept(&self) {
+        self.end_with(KEPT);
         let _in = self.span.enter();
-        tracing::debug!(key = self.key, "handed over");
+        tracing::debug!(key = self.key, "kept");
     }
 
     /// The lock was lost. Only the first call is recorded.

@@ -4,7 +4,7 @@ use super::claim::{Claim, Claimed, Grant, Plan};
 use super::expression::{Update, count};
 use super::kind::Acquisition;
 use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
-use super::place::{gives_permit, is_over};
+use super::place::{Earlier, gives_permit, is_over};
 use super::read::{Unreadable, number_at};
 use super::table::{Item, Table};
 use super::write::{Answer, Refused, Write};
@@ -24,9 +24,12 @@ impl Acquisition {
         let update = |(index, key): (usize, &'a String)| {
             let place = self.place(table, key);
             let update = match (self.plan.over(index), self.kind.permits) {
-                (Some(seen), _) => place.take_over(number, claim, seen),
-                // The refusal shows what to take over. A transaction has no update that sets nothing.
-                (None, _) if claim.takes_over => return table.refused_update(key).set(SEQUENCE, count("zero", 0_u8)),
+                (Some(seen), _) => place.take_over(number, claim, Earlier::Seen(seen)),
+                (None, _) if claim.takes_over => match claim.earlier_fence {
+                    Some(fence) => place.take_over(number, claim, Earlier::WithFence(fence)),
+                    // The refusal shows what to take over. A transaction has no update that sets nothing.
+                    None => return table.refused_update(key).set(SEQUENCE, count("zero", 0_u8)),
+                },
                 (None, Some(permits)) => place.take_permit(number, permits, claim, &self.plan),
                 (None, None) => self.take(table, claim, number, index, key),
             };
@@ -81,16 +84,21 @@ impl Acquisition {
         let last = Holder::read(before, claim.now).ok();
         let hold_time = last.as_ref().and_then(|row| row.queue.hold_time);
         let mut taken_from: Vec<_> = plan.ended.into_iter().filter(|permit| !permit.is_released()).collect();
-        let over = plan.over.into_iter().next().flatten();
         match last {
+            // A permit that has ended was replaced, and has the same identity, too.
             Some(row) if row.is_semaphore() => {
-                let over = over.and_then(|seen| row.permit(seen.owner.as_deref()?).cloned());
-                taken_from.extend(over);
+                let over = row.permit_of_identity(&self.owner).filter(|permit| permit.is_current());
+                taken_from.extend(over.cloned());
             }
             row => taken_from.extend(row.filter(|holder| !holder.has_released())),
         }
+        // A transaction returns no row.
+        let over = plan.over.first().and_then(Option::as_ref);
+        let held_since = over
+            .or_else(|| taken_from.iter().find(|holder| holder.is_current()))
+            .and_then(|earlier| earlier.held_since);
         let data = claim.data.cloned().or(left);
-        Ok(Grant { hold_time, taken_from, ..Grant::new(fences, data, claim.now, claim.lease) })
+        Ok(Grant { held_since, hold_time, taken_from, ..Grant::new(fences, data, claim.now, claim.lease) })
     }
 
     /// Reads a refusal. Returns `None` if another attempt can succeed at once.

@@ -23,6 +23,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) ranks: &'a [Rank],
     /// Only an earlier acquire of the same identity makes room for this one.
     pub(crate) takes_over: bool,
+    /// The fence of that earlier acquire, as the caller knows it.
+    pub(crate) earlier_fence: Option<u64>,
 }
 
 /// The rank of an attempt among the waiters: to whom it leaves a free key, and whose turn it serves.
@@ -106,7 +108,7 @@ pub(crate) enum Claimed {
     Completed(Box<Holder>),
 }
 
-/// The lock of an owner, as the row has granted it to an acquire or to a ticket.
+/// The lock of an owner, as the row has granted it to an acquire.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     /// In the order of the keys. Without a fence, the lock is not enforced.
@@ -115,6 +117,8 @@ pub(crate) struct Grant {
     /// When the request that took the key was sent.
     pub(crate) sent: Moment,
     pub(crate) lease: Lease,
+    /// When the hold began that this acquire has taken over from an earlier one of its identity, in milliseconds since the epoch.
+    pub(crate) held_since: Option<u64>,
     /// How long the holds before this one took.
     pub(crate) hold_time: Option<HoldTime>,
     /// How much longer the request took than other ones. It does not count as a part of the hold.
@@ -126,7 +130,16 @@ pub(crate) struct Grant {
 impl Grant {
     /// Without a fence, this is the grant of a lock that is not enforced.
     pub(crate) fn new(fences: Vec<u64>, data: Option<Data>, sent: Moment, lease: Lease) -> Self {
-        Self { fences, data, sent, lease, hold_time: None, excess: Duration::ZERO, taken_from: Vec::new() }
+        Self {
+            fences,
+            data,
+            sent,
+            lease,
+            held_since: None,
+            hold_time: None,
+            excess: Duration::ZERO,
+            taken_from: Vec::new(),
+        }
     }
 }
 

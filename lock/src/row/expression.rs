@@ -212,6 +212,8 @@ pub(super) enum To<'a> {
     Value(Value<'a>),
     /// Its value, or this one if it is missing.
     Default(Value<'a>),
+    /// Its value, or that of this attribute if it is missing.
+    Or(Path),
     /// The value of this attribute, or the first value if it is missing, and the second value more.
     Plus(Path, Box<[Value<'a>; 2]>),
     /// Its value less this one.
@@ -377,6 +379,13 @@ impl<'e> Placeholders<'e> {
         match to {
             To::Value(value) => self.write_value(value, text),
             To::Default(value) => self.write_default(path, value, text),
+            To::Or(other) => {
+                text.push_str("if_not_exists(");
+                self.write_path(path, text);
+                text.push_str(", ");
+                self.write_path(other, text);
+                text.push(')');
+            }
             To::Plus(of, values) => {
                 let [start, more] = &**values;
                 self.write_default(of, start, text);

@@ -14,13 +14,10 @@ use crate::clock::{Deadline, Lease, Moment, Offset, micros, millis_up, seconds_u
 use crate::error::{Cause, Error, Place as Where};
 use crate::holder::Data;
 use crate::limits::{
-    DAY, MAX_DATA_BYTES, MAX_LEASE, MAX_PERMIT_DATA_BYTES, MAX_PERMITS, MIN_LEASE, check_data, check_duration,
-    check_key, check_keys, check_permits,
+    DAY, MAX_DATA_BYTES, MAX_LEASE, MAX_PERMIT_DATA_BYTES, MIN_LEASE, check_data, check_duration, check_key,
+    check_keys, check_permits,
 };
 use crate::queue::HoldTime;
-
-/// The kind of a permit in tickets. A key has none.
-const PERMIT_IN_TICKETS: &str = "permit";
 
 /// What an acquire claims: a key, several, or one of the permits of a key.
 #[derive(Clone, Debug)]
@@ -55,24 +52,6 @@ impl Kind {
     /// One of the permits of a key.
     pub(crate) fn permit(key: String, permits: u32) -> Self {
         Self { permits: Some(permits), ..Self::key(key) }
-    }
-
-    /// A permit that another process has acquired. Only an acquire needs to know how many there are.
-    pub(crate) fn any_permit(key: String) -> Self {
-        Self::permit(key, MAX_PERMITS)
-    }
-
-    /// Returns the kind of a ticket's lock, which is a key if the ticket names none. `None` if the name is unknown.
-    pub(crate) fn of_ticket(kind: Option<&str>, key: String) -> Option<Self> {
-        match kind {
-            None => Some(Self::key(key)),
-            Some(PERMIT_IN_TICKETS) => Some(Self::any_permit(key)),
-            Some(_) => None,
-        }
-    }
-
-    pub(crate) fn in_tickets(&self) -> Option<&'static str> {
-        self.permits.map(|_| PERMIT_IN_TICKETS)
     }
 
     pub(crate) fn all_keys(&self) -> &[String] {
@@ -246,11 +225,6 @@ impl Acquisition {
     /// Returns this moment by a clock that is right.
     pub(super) fn corrected(&self, now: Moment) -> Moment {
         self.mistake.as_ref().map_or(now, |mistake| mistake.offset.correct(now))
-    }
-
-    /// An acquisition that has this number in its place.
-    pub(crate) fn numbered(self, own: u64) -> Self {
-        Self { numbers: Numbers { own, ..self.numbers }, ..self }
     }
 
     pub(crate) fn kind(&self) -> &Kind {

@@ -12,7 +12,7 @@
 //! | `owner` | the nonce and the identity in an owner |
 //! | `script` | the requests and answers without a network, for the model |
 //! | `kind`, `claim`; `record_claim` and `record` for idempotency | what is claimed |
-//! | `acquire`, `hold`, `ticket` | the requests of an owner, and what their answers say |
+//! | `acquire`, `hold` | the requests of an owner, and what their answers say |
 //! | `rate` | the requests of a call, and what their answers say |
 //! | `join`, `reserve`, `free`, `expired`, `probe` | the requests of waiters, operators and checks |
 //!
@@ -54,7 +54,6 @@ mod reserve;
 mod script;
 mod semaphore;
 mod table;
-mod ticket;
 mod write;
 
 pub(crate) use claim::{Claim, Claimed, Grant, LeavesTo, Rank};
@@ -62,7 +61,7 @@ pub(crate) use hold::{Released, Renewed};
 pub(crate) use join::Joined;
 pub(crate) use kind::{Acquisition, Kind};
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
-pub(crate) use owner::owner_of;
+pub(crate) use owner::{identity_of, owner_of};
 pub(crate) use place::{Hold, Release};
 pub(crate) use probe::{PROBE_KEY, probe_key};
 pub(crate) use rate::Pace;
@@ -74,5 +73,4 @@ pub use script::{Clocks, Item, Reply, Request};
 #[cfg(feature = "model")]
 pub(crate) use script::{SCRIPT, Script, answer, requests};
 pub(crate) use table::{Table, in_time, is_same_table};
-pub(crate) use ticket::Handover;
 pub(crate) use write::{Answer, Write};

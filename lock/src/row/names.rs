@@ -19,8 +19,6 @@ pub(super) const SEQUENCE: &str = "sequence";
 pub(super) const ASKED: &str = "asked";
 /// Attempts with numbers up to this one were given up: their acquires have ended.
 pub(super) const WITHDRAWN: &str = "withdrawn";
-/// The nonce of the last resumption by a ticket. A resumption whose answer was lost recognises itself by it.
-pub(super) const RESUMED: &str = "resumed";
 /// The number of the last acquisition of a key, or of the release that ended it. Of a semaphore, how many permits were
 /// acquired, from the clock of the first one on.
 pub(super) const FENCE: &str = "fence";
@@ -73,7 +71,6 @@ pub(super) mod permit {
     pub(crate) const SEQUENCE: &str = "sequence";
     /// The permit was released, and counts until the end of its minimum hold: the number of the release.
     pub(crate) const RELEASED: &str = super::RELEASED;
-    pub(crate) const RESUMED: &str = super::RESUMED;
     /// The same as [`HELD_SINCE`](super::HELD_SINCE).
     pub(crate) const HELD_SINCE: &str = super::HELD_SINCE;
     /// The nonce of an owner that has an identity.
@@ -84,7 +81,7 @@ pub(super) mod permit {
 pub(super) const RESERVED_WORDS: [&str; 9] =
     [STATUS, OWNER, SEQUENCE, DATA, ERROR, HOLD, permit::NUMBER, permit::HOLDER, permit::LEASE_END];
 
-const RESERVED: [&str; 26] = [
+const RESERVED: [&str; 25] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -92,7 +89,6 @@ const RESERVED: [&str; 26] = [
     RELEASED,
     SEQUENCE,
     WITHDRAWN,
-    RESUMED,
     FENCE,
     HOLDER,
     ACQUIRED_AT,
@@ -129,7 +125,7 @@ pub(super) const LATEST_MICROS: u64 = LATEST * 1000;
 pub(super) const ENDED: u64 = 1;
 /// The largest number of an attempt, and the largest fence.
 pub(super) const MAX_FENCE: u64 = i64::MAX as u64;
-/// The largest sequence. A ticket says a much smaller one at most, which leaves room for the requests after it.
+/// The largest sequence.
 pub(super) const MAX_SEQUENCE: u64 = i64::MAX as u64;
 /// The largest place in the queue.
 pub(super) const MAX_PLACE: u64 = i64::MAX as u64;

@@ -31,7 +31,7 @@ use super::expression::{
 use super::names::{
     ACQUIRED_AT, ASKED, COMPLETED, ENDED, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
     IN_PROGRESS, LEASE_END, MAX_FENCE, OF_ACQUIRE, OWNER, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, RELEASED,
-    RESERVED_BY, RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN, permit,
+    RESERVED_BY, RESERVED_UNTIL, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN, permit,
 };
 use super::owner::split;
 use super::table::{Item, Table};
@@ -66,7 +66,15 @@ enum Field {
     LeaseEnd,
     Sequence,
     Released,
-    Resumed,
+}
+
+/// The acquisition that a takeover replaces.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Earlier<'s> {
+    /// It was seen in the row.
+    Seen(&'s Holder),
+    /// Nobody was asked to run once more for it since.
+    WithFence(u64),
 }
 
 /// A release.
@@ -107,7 +115,6 @@ impl<'a> Place<'a> {
             Field::LeaseEnd => (LEASE_END, permit::LEASE_END),
             Field::Sequence => (SEQUENCE, permit::SEQUENCE),
             Field::Released => (RELEASED, permit::RELEASED),
-            Field::Resumed => (RESUMED, permit::RESUMED),
         };
         if self.is_permit { self.permit().entry(entry) } else { attribute.into() }
     }
@@ -170,46 +177,64 @@ impl<'a> Place<'a> {
         serve(update, rank)
     }
 
-    /// Takes the place over from an earlier acquire of the same identity, if it is as it was seen.
-    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
-        let seen_owner = seen.owner.as_deref().unwrap_or_default();
+    /// Takes the place over from an earlier acquire of the same identity.
+    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, earlier: Earlier<'_>) -> Update<'a> {
         let now = || count("now", claim.now.millis());
-        let nonce = split(self.owner).map_or("", |(_, nonce)| nonce);
         let update = Update::new(self.key)
             .returning(ReturnValue::AllOld)
             .when(self.accepts(attempt))
-            .when(self.at(Field::Number).is(count("seen", seen.number.unwrap_or_default())))
             // The row of another library has no such end: its TTL keeps other owners out, but not its identity.
             .when(not(self.at(Field::LeaseEnd).at_most(now())))
             .set(self.at(Field::Number), count("number", attempt))
             .set(self.at(Field::Holder), text("holder", claim.holder))
-            .set(self.at(Field::HeldSince), count("held_since", seen.held_since.unwrap_or(claim.now.millis())))
             .set(self.at(Field::AcquiredAt), now())
             .set(self.at(Field::LeaseEnd), count("lease_end", claim.lease.end))
             .set(EXPIRATION, count("expiration", claim.lease.expiration));
+        let update = match earlier {
+            Earlier::Seen(seen) => update
+                .when(self.at(Field::Number).is(count("seen", seen.number.unwrap_or_default())))
+                .set(self.at(Field::HeldSince), count("held_since", seen.held_since.unwrap_or(claim.now.millis()))),
+            Earlier::WithFence(_) => update
+                .when(self.at(Field::AcquiredAt).exists())
+                .set(self.at(Field::HeldSince), To::Or(self.at(Field::AcquiredAt))),
+        };
+        let (start, nonce) = split(self.owner).unwrap_or_default();
         if self.is_permit {
+            let permit_nonce = || self.permit().entry(permit::NONCE);
+            let is_earlier = match earlier {
+                Earlier::Seen(seen) => {
+                    let seen_nonce = seen.owner.as_deref().and_then(split).map_or("", |(_, nonce)| nonce);
+                    permit_nonce().is(value("seen_nonce", string(seen_nonce)))
+                }
+                // A release that keeps the permit for a while leaves its fence.
+                Earlier::WithFence(fence) => {
+                    all([self.permit_fence().is(count("seen", fence)), self.at(Field::Released).missing()])
+                }
+            };
             return self
                 .counted(update, claim)
-                .when(
-                    self.permit()
-                        .entry(permit::NONCE)
-                        .is(value("seen_nonce", string(split(seen_owner).map_or("", |(_, nonce)| nonce)))),
-                )
+                .when(is_earlier)
                 // Its release needs as many.
                 .when(PERMITS.at_least(count("one", 1_u8)))
-                .set(self.permit().entry(permit::NONCE), text("nonce", nonce))
-                .remove(self.at(Field::Sequence))
-                .remove(self.at(Field::Resumed));
+                .set(permit_nonce(), text("nonce", nonce))
+                .remove(self.at(Field::Sequence));
         }
-        let number = || count("seen", seen.number.unwrap_or_default());
         // The work that was left to the earlier acquire is left to this one.
-        let update = if seen.number.is_some_and(|number| seen.was_asked(number)) {
-            update.set(ASKED, count("number", attempt))
-        } else {
-            update.when(not(ASKED.is(number())))
+        let update = match earlier {
+            Earlier::Seen(seen) if seen.number.is_some_and(|number| seen.was_asked(number)) => {
+                update.set(ASKED, count("number", attempt))
+            }
+            Earlier::Seen(seen) => update.when(not(ASKED.is(count("seen", seen.number.unwrap_or_default())))),
+            Earlier::WithFence(fence) => update.when(not(ASKED.is(count("seen", fence)))),
+        };
+        let is_earlier = match earlier {
+            Earlier::Seen(seen) => OWNER.is(value("seen_owner", string(seen.owner.as_deref().unwrap_or_default()))),
+            Earlier::WithFence(fence) => {
+                all([self.at(Field::Number).is(count("seen", fence)), OWNER.begins_with(text("identity", start))])
+            }
         };
         update
-            .when(OWNER.is(value("seen_owner", string(seen_owner))))
+            .when(is_earlier)
             .when(STATUS.is(text("in_progress", IN_PROGRESS)))
             .set(OWNER, text("owner", self.owner))
             .set(SEQUENCE, count("zero", 0_u8))
@@ -278,47 +303,13 @@ impl<'a> Place<'a> {
 
     /// Moves the end of the lease. One that arrives after a later renewal is refused by its sequence.
     pub(super) fn renew(self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a> {
-        self.extend(Update::new(self.key), lease)
+        Update::new(self.key)
             .when(self.is_held(own, now.millis()))
             .when(self.is_after(sequence))
-            .set(self.at(Field::Sequence), count("sequence", sequence))
-            .set_data(data)
-    }
-
-    fn extend(self, update: Update<'a>, lease: Lease) -> Update<'a> {
-        update
             .set(self.at(Field::LeaseEnd), count("lease_end", lease.end))
             .set(EXPIRATION, count("expiration", lease.expiration))
-    }
-
-    /// The lease ends after `now`, and no request of another process has used the sequence after this one.
-    fn is_unused(self, own: u64, sequence: u64, now: u64) -> Condition<'a> {
-        self.is_held(own, now).and(not(self.at(Field::Sequence).above(count("sequence", sequence))))
-    }
-
-    /// Uses up a ticket with this sequence, if its lease ends after `valid_from`.
-    pub(super) fn resume(self, own: u64, sequence: u64, valid_from: u64, nonce: &'a str) -> Update<'a> {
-        Update::new(self.key)
-            .when(self.is_unused(own, sequence, valid_from))
-            .set(self.at(Field::Sequence), count("next", sequence.saturating_add(1)))
-            .set(self.at(Field::Resumed), text("resumed", nonce))
-            .returning(ReturnValue::AllNew)
-    }
-
-    /// Moves the end of a ticket's lease, if it is earlier than this one.
-    pub(super) fn renew_by_ticket(self, own: u64, sequence: u64, now: u64, lease: Lease) -> Update<'a> {
-        self.extend(Update::new(self.key), lease)
-            .when(self.is_unused(own, sequence, now))
-            .when(self.at(Field::LeaseEnd).below(count("lease_end", lease.end)))
             .set(self.at(Field::Sequence), count("sequence", sequence))
-    }
-
-    /// Leaves the sequence of a ticket whose lease ends at `end`, which is late enough.
-    pub(super) fn keep_by_ticket(self, own: u64, sequence: u64, now: u64, end: u64) -> Update<'a> {
-        Update::new(self.key)
-            .when(self.is_unused(own, sequence, now))
-            .when(self.at(Field::LeaseEnd).is(count("seen", end)))
-            .set(self.at(Field::Sequence), count("sequence", sequence))
+            .set_data(data)
     }
 
     /// Frees the place, or keeps it until the end of its minimum hold. A release that is repeated after it was applied replaces

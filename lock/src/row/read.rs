@@ -13,8 +13,8 @@ use super::expression::{Attribute as _, Condition, Path, Rendered, all, any, tex
 use super::names::{
     ACQUIRED_AT, ASKED, COMPLETED, DATA, DUE, ERROR, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD,
     HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST, LATEST_MICROS, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER,
-    PERMITS, RATE, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL,
-    VALIDATION, WITHDRAWN,
+    PERMITS, RATE, RELEASED, RESERVED_BY, RESERVED_UNTIL, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION,
+    WITHDRAWN,
 };
 use super::semaphore::permits;
 use super::table::{Item, Table, in_time};
@@ -89,7 +89,6 @@ impl Holder {
             // Another program wrote a value that is not a number.
             sequence: number_at(&item, SEQUENCE, MAX_SEQUENCE).unwrap_or_default(),
             // Only this crate's own nonce is looked for.
-            resumed: string_at(&mut item, RESUMED).unwrap_or_default(),
             name: string_at(&mut item, HOLDER)?,
             number: fence,
             fence,

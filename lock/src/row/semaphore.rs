@@ -54,7 +54,6 @@ fn read(start: &str, fence: Option<u64>, mut map: Item, now: u64) -> Result<Hold
         until,
         sequence: Some(number_at(&map, permit::SEQUENCE, MAX_SEQUENCE)?.unwrap_or_default()),
         released: number_at(&map, permit::RELEASED, MAX_FENCE).unwrap_or_default(),
-        resumed: string_at(&mut map, permit::RESUMED).unwrap_or_default(),
         name: string_at(&mut map, permit::HOLDER)?,
         map: Some(written),
         ..Holder::unknown(HolderKind::Permit, now)

@@ -11,7 +11,6 @@ use tokio::time::timeout;
 
 use super::expression::{Path, string};
 use super::names::{FENCE, WITHDRAWN};
-use crate::clock::{Lease, Moment, seconds_up};
 use crate::error::{Cause, Error, Place};
 use crate::random;
 
@@ -129,14 +128,6 @@ impl Table {
     /// Returns the time after which TTL may delete a row whose lease has this end.
     pub(super) fn kept_after(&self, end: Duration) -> Duration {
         end.saturating_add(self.retention)
-    }
-
-    /// Returns the lease with the end that a row stores, as a holder on this host counts it from now on. The deadline is
-    /// before that end by the clock skew: a host that sees the end pass is ahead of this one by no more than the skew.
-    pub(crate) fn stored_lease(&self, end: u64, now: Moment) -> Lease {
-        let stored = Duration::from_millis(end);
-        let left = stored.saturating_sub(self.clock_skew).saturating_sub(now.wall);
-        Lease { deadline: now.deadline_after(left), end, expiration: seconds_up(self.kept_after(stored)) }
     }
 }
 
