@@ -58,13 +58,6 @@ pub(crate) async fn after_a_clock_an_hour_ahead_an_acquire_needs_two_attempts<S:
     assert_refused_at_most_once::<S>(&world).await;
 }
 
-pub(crate) async fn a_ticket_frees_what_a_clock_an_hour_ahead_has_acquired<S: Subject>() {
-    let world = World::new().await;
-    let held: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
-    world.default_locks().release_ticket(&held.into_ticket()).await.unwrap();
-    assert_free::<S>(&world).await;
-}
-
 /// Asserts that each of two hosts acquires with two requests at most.
 async fn assert_refused_at_most_once<S: Subject>(world: &World) {
     for _ in 0..2 {

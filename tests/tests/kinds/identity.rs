@@ -22,35 +22,77 @@ async fn acquired<S: Subject>(locks: &Locks) -> S {
     S::acquire_for(locks, LEASE, IDENTITY, None).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// How a later acquire of the identity asks for what the earlier one has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Asks {
+    ToAcquire,
+    ToTakeOver,
+    /// With the fence that the row has.
+    ToTakeOverFrom,
+}
+
+impl Asks {
+    const ALL: [Self; 3] = [Self::ToAcquire, Self::ToTakeOver, Self::ToTakeOverFrom];
+    const TAKEOVERS: [Self; 2] = [Self::ToTakeOver, Self::ToTakeOverFrom];
+
+    async fn send<S: Subject>(self, locks: &Locks, wait: Option<Wait>) -> Result<S, Error> {
+        let from = match self {
+            Self::ToAcquire => return S::acquire_for(locks, LEASE, IDENTITY, wait).await,
+            Self::ToTakeOver => None,
+            Self::ToTakeOverFrom => fence(locks, S::KEYS[0]).await.or(Some(1)),
+        };
+        S::take_over(locks, IDENTITY, from, wait).await
+    }
+
+    async fn sent<S: Subject>(self, locks: &Locks) -> S {
+        self.send(locks, None).await.unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+}
+
+/// Returns the fence in the row, if there is one.
+async fn fence(locks: &Locks, key: &str) -> Option<u64> {
+    locks.get(key).await.unwrap()?.fence()
+}
+
 /// Asserts that each fence is larger than before.
 fn assert_larger(fences: &[u64], before: &[u64]) {
     assert!(fences.iter().zip(before).all(|(fence, before)| fence > before), "{fences:?} after {before:?}");
 }
 
 pub(crate) async fn a_later_acquire_of_the_identity_takes_over<S: Subject>() {
-    let world = World::new().await;
-    let mut earlier: S = acquired(&world.default_locks()).await;
-    let mut lock: S = acquired(&world.default_locks()).await;
-    assert_larger(&lock.fences(), &earlier.fences());
-    assert_eq!(earlier.renew(LEASE).await.unwrap_err().kind(), ErrorKind::Lost);
-    assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
-    assert_held::<S>(&world).await;
-    lock.renew(LEASE).await.unwrap();
-    lock.release().await.unwrap();
-    assert_free::<S>(&world).await;
+    for asks in Asks::ALL {
+        let world = World::new().await;
+        let mut earlier: S = acquired(&world.default_locks()).await;
+        let (host, locks) = crate::host(&world);
+        let mut lock: S = asks.sent(&locks).await;
+        // A read of the fence, and one write; or a refusal that shows what to take over.
+        assert_eq!(host.requests(), 2, "{asks:?}");
+        assert_larger(&lock.fences(), &earlier.fences());
+        assert_eq!(earlier.renew(LEASE).await.unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
+        assert_held::<S>(&world).await;
+        lock.renew(LEASE).await.unwrap();
+        lock.release().await.unwrap();
+        assert_free::<S>(&world).await;
+    }
 }
 
+/// Whatever fence it names.
 pub(crate) async fn another_identity_is_refused<S: Subject>() {
     let world = World::new().await;
     let mut lock: S = acquired(&world.default_locks()).await;
+    let before = rows::<S>(&world).await;
     for other in ["execution 2", "execution", "execution 10", "11#execution 1"] {
         let Err(error) = S::acquire_for(&world.default_locks(), LEASE, other, None).await else { panic!("{other}") };
         assert!(error.is_held(), "{error}");
-        let Err(error) = S::take_over(&world.default_locks(), LEASE, other, None).await else { panic!("{other}") };
-        assert!(error.is_lost(), "{error}");
+        for from in [None, Some(lock.fences()[0])] {
+            let Err(error) = S::take_over(&world.default_locks(), other, from, None).await else { panic!("{other}") };
+            assert!(error.is_lost(), "{error}");
+        }
         for key in S::KEYS {
             assert!(!world.default_locks().release_identity(*key, other).await.unwrap());
         }
+        assert_eq!(rows::<S>(&world).await, before, "{other}");
     }
     lock.release().await.unwrap();
 }
@@ -68,26 +110,29 @@ pub(crate) async fn an_identity_acquires_again_after_its_release_and_after_its_l
 }
 
 pub(crate) async fn a_takeover_that_is_never_answered_keeps_the_lock<S: Subject>() {
-    let world = World::new().await;
-    let earlier: S = acquired(&world.default_locks()).await;
-    let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(S::lose_answers(1..=6)).build();
-    let locks = world.locks(&host).build().unwrap();
-    let Err(error) = S::take_over(&locks, LEASE, IDENTITY, None).await else { panic!("it was answered") };
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    locks.flush(Duration::from_secs(10)).await.unwrap();
-    let again = S::take_over(&ahead(&world, Duration::from_millis(200)), LEASE, IDENTITY, None).await;
-    again.unwrap_or_else(|error| panic!("{error}")).release().await.unwrap();
-    drop(earlier);
+    for asks in Asks::TAKEOVERS {
+        let world = World::new().await;
+        let _earlier: S = acquired(&world.default_locks()).await;
+        let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(S::lose_answers(1..=6)).build();
+        let locks = world.locks(&host).build().unwrap();
+        let Err(error) = asks.send::<S>(&locks, None).await else { panic!("it was answered") };
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        locks.flush(Duration::from_secs(10)).await.unwrap();
+        asks.sent::<S>(&ahead(&world, Duration::from_millis(200))).await.release().await.unwrap();
+    }
 }
 
 pub(crate) async fn a_takeover_whose_answer_was_lost_succeeds<S: Subject>() {
-    for lost in 1..=3 {
-        let world = World::new().await;
-        let earlier: S = acquired(&world.default_locks()).await;
-        let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(S::lose_answers(lost..=lost)).build();
-        let mut lock: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
-        assert_larger(&lock.fences(), &earlier.fences());
-        lock.release().await.unwrap();
+    for asks in Asks::ALL {
+        for lost in 1..=3 {
+            let world = World::new().await;
+            let earlier: S = acquired(&world.default_locks()).await;
+            let host = world.host().clock_ahead(Duration::from_millis(100));
+            let host = host.intercept(S::lose_answers(lost..=lost)).build();
+            let mut lock: S = asks.sent(&world.locks_with_quick_retries(&host).build().unwrap()).await;
+            assert_larger(&lock.fences(), &earlier.fences());
+            lock.release().await.unwrap();
+        }
     }
 }
 
@@ -95,11 +140,11 @@ pub(crate) async fn a_takeover_of_what_the_identity_has_not_is_lost<S: Subject>(
     let world = World::new().await;
     let assert_lost = async || {
         let before = rows::<S>(&world).await;
-        let Err(error) = S::take_over(&world.default_locks(), LEASE, IDENTITY, None).await else {
-            panic!("it was granted")
-        };
-        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-        assert_eq!(rows::<S>(&world).await, before);
+        for asks in Asks::TAKEOVERS {
+            let Err(error) = asks.send::<S>(&world.default_locks(), None).await else { panic!("it was granted") };
+            assert_eq!(error.kind(), ErrorKind::Lost, "{asks:?}: {error}");
+            assert_eq!(rows::<S>(&world).await, before, "{asks:?}");
+        }
     };
     // There is no row.
     assert_lost().await;
@@ -111,31 +156,34 @@ pub(crate) async fn a_takeover_of_what_the_identity_has_not_is_lost<S: Subject>(
     other.release().await.unwrap();
     // The lease has ended.
     let ended: S = acquired(&world.default_locks()).await;
-    let Err(error) = S::take_over(&ahead(&world, AFTER_THE_LEASE * 2), LEASE, IDENTITY, None).await else {
-        panic!("granted")
-    };
-    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    for asks in Asks::TAKEOVERS {
+        let Err(error) = asks.send::<S>(&ahead(&world, AFTER_THE_LEASE * 2), None).await else { panic!("granted") };
+        assert_eq!(error.kind(), ErrorKind::Lost, "{asks:?}: {error}");
+    }
     drop(ended);
 }
 
-pub(crate) async fn a_takeover_has_a_larger_fence<S: Subject>() {
+/// The step before may have been repeated since, so that the row has a larger fence than the caller knows.
+pub(crate) async fn a_takeover_from_another_fence_takes_two_requests<S: Subject>() {
     let world = World::new().await;
-    let mut earlier: S = acquired(&world.default_locks()).await;
-    let mut lock =
-        S::take_over(&world.default_locks(), LEASE, IDENTITY, None).await.unwrap_or_else(|error| panic!("{error}"));
-    assert_larger(&lock.fences(), &earlier.fences());
-    assert!(earlier.release().await.unwrap_err().is_lost());
-    assert_held::<S>(&world).await;
-    lock.release().await.unwrap();
-    assert_free::<S>(&world).await;
+    let first: S = acquired(&world.default_locks()).await;
+    let mut second: S = acquired(&world.default_locks()).await;
+    for from in [first.fences()[0], second.fences()[0] + 1_000_000_000] {
+        let (host, locks) = crate::host(&world);
+        let lock = S::take_over(&locks, IDENTITY, Some(from), None).await.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(host.requests(), 2);
+        assert_larger(&lock.fences(), &second.fences());
+        assert!(second.renew(LEASE).await.unwrap_err().is_lost());
+        second = lock;
+    }
+    second.release().await.unwrap();
 }
 
 pub(crate) async fn an_acquire_by_an_earlier_clock_takes_over<S: Subject>() {
-    for is_takeover in [false, true] {
+    for asks in Asks::ALL {
         let world = World::new().await;
         let mut earlier: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
-        let taken: Result<S, _> = asked(&world.default_locks(), is_takeover, None).await;
-        let mut lock = taken.unwrap_or_else(|error| panic!("{error}"));
+        let mut lock: S = asks.sent(&world.default_locks()).await;
         assert_larger(&lock.fences(), &earlier.fences());
         assert!(earlier.renew(LEASE).await.unwrap_err().is_lost());
         lock.renew(LEASE).await.unwrap();
@@ -179,6 +227,24 @@ pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: S
     assert_free::<S>(&world).await;
 }
 
+/// Its renewal or its release arrives after the takeover, and after the release of the later holder.
+pub(crate) async fn late_requests_of_the_earlier_holder_change_nothing_after_a_takeover<S: Subject>() {
+    for (asks, releases) in Asks::ALL.into_iter().flat_map(|asks| [(asks, false), (asks, true)]) {
+        let (world, late) = (World::new().await, S::hold_back(2..=4));
+        let host = world.host().intercept(late.clone()).build();
+        let mut held: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
+        let unanswered = if releases { held.release().await } else { held.renew(2 * LEASE).await };
+        assert_eq!(unanswered.unwrap_err().kind(), ErrorKind::Unavailable);
+        let mut lock: S = asks.sent(&world.default_locks()).await;
+        let before = rows::<S>(&world).await;
+        assert!(!late.deliver(&world).await, "{asks:?}");
+        assert_eq!(rows::<S>(&world).await, before, "{asks:?}");
+        lock.release().await.unwrap();
+        assert!(!late.deliver(&world).await, "{asks:?}");
+        assert_free::<S>(&world).await;
+    }
+}
+
 /// The first attempt of the dead acquire has the lock. Its second attempt is late, and has a larger number than the later
 /// acquire, whose clock is behind.
 pub(crate) async fn a_late_attempt_of_a_dead_acquire_takes_nothing_over<S: Subject>() {
@@ -202,11 +268,11 @@ pub(crate) async fn a_late_attempt_of_a_dead_acquire_takes_nothing_over<S: Subje
 /// The takeover ended without an answer, and its requests arrive late: while the earlier holder has the lock, and after its
 /// release.
 pub(crate) async fn a_late_takeover_that_was_withdrawn_takes_nothing<S: Subject>() {
-    for is_takeover in [true, false] {
+    for asks in Asks::ALL {
         let (world, late) = (World::new().await, S::hold_back(1..=3));
         let mut earlier: S = acquired(&world.default_locks()).await;
         let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
-        withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), is_takeover).await;
+        withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), asks).await;
         assert!(!late.deliver(&world).await);
         assert_held::<S>(&world).await;
         earlier.renew(LEASE).await.unwrap();
@@ -222,7 +288,7 @@ pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others
     let crashed: S = acquired(&world.default_locks()).await;
     let host =
         world.host().later(AFTER_THE_LEASE).clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
-    withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), false).await;
+    withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), Asks::ToAcquire).await;
     // Their clock is behind, so that their own numbers would be smaller than that of the request.
     let others = ahead(&world, AFTER_THE_LEASE);
     let mut other = S::acquire(&others, LEASE).await.unwrap_or_else(|error| panic!("{error}"));
@@ -232,17 +298,8 @@ pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others
 }
 
 /// Acquires without an answer, and withdraws.
-async fn withdraw<S: Subject>(locks: &Locks, is_takeover: bool) {
-    assert_withdrawn(locks, asked::<S>(locks, is_takeover, None).await).await;
-}
-
-/// Acquires for the identity, or takes over what it has.
-async fn asked<S: Subject>(locks: &Locks, is_takeover: bool, wait: Option<Wait>) -> Result<S, Error> {
-    if is_takeover {
-        S::take_over(locks, LEASE, IDENTITY, wait).await
-    } else {
-        S::acquire_for(locks, LEASE, IDENTITY, wait).await
-    }
+async fn withdraw<S: Subject>(locks: &Locks, asks: Asks) {
+    assert_withdrawn(locks, asks.send::<S>(locks, None).await).await;
 }
 
 /// The answer to the release of the earlier holder is lost, so it is sent twice.
@@ -281,26 +338,6 @@ pub(crate) async fn a_release_after_a_takeover_and_its_lease_is_lost_whatever_wa
     other.release().await.unwrap();
     assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
     drop(crashed);
-}
-
-pub(crate) async fn a_ticket_is_lost_after_a_takeover<S: Subject>() {
-    let world = World::new().await;
-    let ticket = acquired::<S>(&world.default_locks()).await.into_ticket();
-    let mut lock: S = acquired(&world.default_locks()).await;
-    let locks = world.default_locks();
-    for error in [
-        locks.renew_ticket(&ticket, LEASE).await.unwrap_err(),
-        locks.release_ticket(&ticket).await.unwrap_err(),
-        locks.resume(&ticket).await.unwrap_err(),
-    ] {
-        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-    }
-    assert!(!locks.release_ticket_if_held(&ticket).await.unwrap());
-    assert_held::<S>(&world).await;
-    lock.release().await.unwrap();
-    let error = locks.resume(&ticket).await.unwrap_err();
-    // Of a permit that was released, the row does not show who has taken it over before.
-    assert!(error.is_lost(), "{error}");
 }
 
 pub(crate) async fn an_identity_frees_what_it_has_without_a_nonce<S: Subject>() {
@@ -429,10 +466,10 @@ async fn freed_before_a_late_attempt<S: Subject>(
     world: &World,
     late: &Late,
     free: Free,
-    is_takeover: bool,
+    asks: Asks,
     budget: Duration,
 ) -> (Error, Locks) {
-    let _earlier: Option<S> = if is_takeover { Some(acquired(&world.default_locks()).await) } else { None };
+    let _earlier: Option<S> = if asks != Asks::ToAcquire { Some(acquired(&world.default_locks()).await) } else { None };
     let lost = S::lose_answers(1..=3);
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(lost).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
@@ -445,7 +482,7 @@ async fn freed_before_a_late_attempt<S: Subject>(
             Free::ByForce => free_by_force::<S>(&tools).await,
         }
     };
-    let (refused, ()) = join!(asked::<S>(&locks, is_takeover, wait), freed);
+    let (refused, ()) = join!(asks.send::<S>(&locks, wait), freed);
     (refused.err().unwrap(), locks)
 }
 
@@ -460,7 +497,7 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_h
             crate::acquired::<S>(&world.default_locks()).await
         };
         let ((error, _), mut next) =
-            join!(freed_before_a_late_attempt::<S>(&world, &late, free, false, 2 * PAUSE), next);
+            join!(freed_before_a_late_attempt::<S>(&world, &late, free, Asks::ToAcquire, 2 * PAUSE), next);
         assert!(error.is_held(), "{free:?}: {error}");
         next.release().await.unwrap();
         assert!(!late.deliver(&world).await, "{free:?}");
@@ -471,21 +508,21 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_h
 /// lock over.
 pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its_wait<S: Subject>() {
     tokio::time::pause();
-    for case in 0..8 {
+    for case in 0..12 {
         let free = if case & 1 == 0 { Free::ForIdentity } else { Free::ByForce };
-        let (is_same, is_takeover) = (case & 2 == 0, case & 4 == 0);
+        let (is_same, asks) = (case & 2 == 0, Asks::ALL[case / 4]);
         let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
-        let (error, locks) = freed_before_a_late_attempt::<S>(&world, &late, free, is_takeover, PAUSE).await;
+        let (error, locks) = freed_before_a_late_attempt::<S>(&world, &late, free, asks, PAUSE).await;
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         locks.flush(Duration::from_mins(1)).await.unwrap();
         sleep(PAUSE / 2).await;
         let locks = world.default_locks();
         let mut next: S = if is_same { acquired(&locks).await } else { crate::acquired(&locks).await };
-        assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
+        assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {asks:?}");
         next.release().await.unwrap();
-        assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
+        assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {asks:?}");
         assert_free::<S>(&world).await;
-        assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
+        assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {asks:?}");
     }
 }
 
@@ -516,7 +553,8 @@ pub(crate) async fn a_takeover_that_can_have_no_larger_fence_is_malformed<S: Sub
     let before = rows::<S>(&world).await;
     for answer in [
         S::acquire_for(&world.default_locks(), LEASE, IDENTITY, None).await,
-        S::take_over(&world.default_locks(), LEASE, IDENTITY, None).await,
+        Asks::ToTakeOver.send(&world.default_locks(), None).await,
+        Asks::ToTakeOverFrom.send(&world.default_locks(), None).await,
     ] {
         let Err(error) = answer else { panic!("it was granted") };
         assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error}");

@@ -133,28 +133,6 @@ pub(crate) async fn a_late_attempt_of_an_unanswered_release_changes_nothing<S: S
     assert_free::<S>(&world).await;
 }
 
-pub(crate) async fn a_late_renewal_changes_nothing_after_a_resumption<S: Subject>() {
-    late_after_a_resumption::<S>(false).await;
-}
-
-pub(crate) async fn a_late_release_frees_nothing_after_a_resumption<S: Subject>() {
-    late_after_a_resumption::<S>(true).await;
-}
-
-async fn late_after_a_resumption<S: Subject>(releases: bool) {
-    let (world, late) = (World::new().await, S::hold_back(2..=4));
-    let mut held: S = held_with(&world, &late).await;
-    let unanswered = if releases { held.release().await } else { held.renew(2 * LEASE).await };
-    assert_eq!(unanswered.unwrap_err().kind(), ErrorKind::Unavailable);
-    let resumed = world.default_locks().resume(&held.into_ticket()).await.unwrap();
-    let before = rows::<S>(&world).await;
-    assert!(!late.deliver(&world).await);
-    assert_eq!(rows::<S>(&world).await, before);
-    resumed.release().await.unwrap();
-    assert!(!late.deliver(&world).await);
-    assert_free::<S>(&world).await;
-}
-
 /// Longer than any row stays after its last request.
 const FROZEN: Duration = Duration::from_hours(100);
 
@@ -369,46 +347,24 @@ pub(crate) async fn a_release_after_an_attempt_by_a_clock_that_was_hours_ahead_b
     acquired::<S>(&world.default_locks()).await.release().await.unwrap();
 }
 
-/// How a lock ends whose process has sent its acquire more than once.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Ends {
-    ByItself,
-    ByTicket,
-    AfterAResumption,
-}
-
-/// The clock of the acquire is set back before its release, or the clock of the release is behind it.
+/// The clock of the acquire is set back before its release.
 pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothing_after_a_holder<S: Subject>() {
     tokio::time::pause();
-    for ends in [Ends::ByItself, Ends::ByTicket, Ends::AfterAResumption] {
-        if ends != Ends::ByItself && !S::HAS_TICKET {
-            continue;
-        }
-        // The first attempt was applied, and a try of the second one is late; or that is the first attempt itself.
-        for (first, last, stepped) in [(4, 4, 5), (1, 3, 3)] {
-            let (world, late) = (World::in_virtual_time().await, S::hold_back(first..=last));
-            let host = world.host().clock_ahead(Duration::from_millis(900));
-            let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
-            let host = StepsClock::host(host, stepped, |host| host.set_clock_back(Duration::from_millis(900)));
-            let locks = world.locks_with_quick_retries(&host).build().unwrap();
-            let wait = at_pauses(Duration::from_millis(500), LEASE);
-            let mut held = S::wait(&locks, LEASE, wait).await.unwrap_or_else(|error| panic!("{error}"));
-            let others = world.default_locks();
-            match ends {
-                Ends::ByItself => {
-                    held.release().await.unwrap();
-                    // The step of the clock is no part of the hold.
-                    let row = world.row(S::KEYS[0]).await.unwrap();
-                    let took: f64 = row["hold"].as_n().unwrap().parse().unwrap();
-                    assert!(took < 100.0, "{took} ms");
-                }
-                Ends::ByTicket => others.release_ticket(&held.into_ticket()).await.unwrap(),
-                Ends::AfterAResumption => {
-                    others.resume(&held.into_ticket()).await.unwrap().release().await.unwrap();
-                }
-            }
-            acquired::<S>(&others).await.release().await.unwrap();
-            assert!(!late.deliver(&world).await, "{ends:?}, {first}");
-        }
+    // The first attempt was applied, and a try of the second one is late; or that is the first attempt itself.
+    for (first, last, stepped) in [(4, 4, 5), (1, 3, 3)] {
+        let (world, late) = (World::in_virtual_time().await, S::hold_back(first..=last));
+        let host = world.host().clock_ahead(Duration::from_millis(900));
+        let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
+        let host = StepsClock::host(host, stepped, |host| host.set_clock_back(Duration::from_millis(900)));
+        let locks = world.locks_with_quick_retries(&host).build().unwrap();
+        let wait = at_pauses(Duration::from_millis(500), LEASE);
+        let mut held = S::wait(&locks, LEASE, wait).await.unwrap_or_else(|error| panic!("{error}"));
+        held.release().await.unwrap();
+        // The step of the clock is no part of the hold.
+        let row = world.row(S::KEYS[0]).await.unwrap();
+        let took: f64 = row["hold"].as_n().unwrap().parse().unwrap();
+        assert!(took < 100.0, "{took} ms");
+        acquired::<S>(&world.default_locks()).await.release().await.unwrap();
+        assert!(!late.deliver(&world).await, "{first}");
     }
 }

@@ -98,13 +98,6 @@ macro_rules! rules {
             dropped::a_lock_that_is_dropped_frees_the_key
         }
     };
-    (tickets, $subject:ident) => {
-        tests! { $subject:
-            late::a_late_renewal_changes_nothing_after_a_resumption
-            late::a_late_release_frees_nothing_after_a_resumption
-            clocks::a_ticket_frees_what_a_clock_an_hour_ahead_has_acquired
-        }
-    };
     (turns, $subject:ident) => {
         tests! { $subject:
             late::after_a_late_grant_a_forced_release_loses_the_lock
@@ -143,10 +136,11 @@ macro_rules! rules {
             identity::a_takeover_that_is_never_answered_keeps_the_lock
             identity::a_takeover_whose_answer_was_lost_succeeds
             identity::a_takeover_of_what_the_identity_has_not_is_lost
-            identity::a_takeover_has_a_larger_fence
+            identity::a_takeover_from_another_fence_takes_two_requests
             identity::an_acquire_by_an_earlier_clock_takes_over
             identity::an_acquire_by_an_earlier_clock_has_what_its_identity_has_released
             identity::a_late_acquire_of_the_earlier_holder_takes_nothing_back
+            identity::late_requests_of_the_earlier_holder_change_nothing_after_a_takeover
             identity::a_late_attempt_of_a_dead_acquire_takes_nothing_over
             identity::a_late_takeover_that_was_withdrawn_takes_nothing
             identity::a_release_of_what_the_identity_has_taken_over_meanwhile_frees_it
@@ -173,11 +167,6 @@ macro_rules! rules {
             identity::a_release_after_a_takeover_and_its_lease_is_lost_whatever_was_answered
         }
     };
-    (tickets_of_identities, $subject:ident) => {
-        tests! { $subject:
-            identity::a_ticket_is_lost_after_a_takeover
-        }
-    };
 }
 
 /// The tests of each kind: the rules of all kinds, and those of what it can do.
@@ -193,24 +182,17 @@ macro_rules! suite {
 }
 
 suite! {
-    key: Key, repeated_releases drops tickets turns hold_times regions identities traces_of_identities tickets_of_identities;
-    // A set has no ticket, because a ticket names one key. It needs transactions, which no table has across Regions. One
-    // that was applied returns no rows, also when the SDK repeats it, so that a set knows only the hold times that a refusal
-    // has shown.
+    key: Key, repeated_releases drops turns hold_times regions identities traces_of_identities;
+    // A set needs transactions, which no table has across Regions. A transaction that was applied returns no rows, also when the
+    // SDK repeats it, so that a set knows only the hold times that a refusal has shown.
     several_keys: SeveralKeys, repeated_releases drops turns identities traces_of_identities;
     // Nothing of a permit that was released stays.
-    permit: Permit, repeated_releases drops tickets turns hold_times regions identities tickets_of_identities;
-    // A ticket is for another process, so that it sends nothing by itself when it is dropped. Its release leaves the hold time
-    // as it is.
-    ticket_of_a_key: TicketOfAKey, repeated_releases tickets regions;
-    ticket_of_a_permit: TicketOfAPermit, repeated_releases tickets regions;
-    // A run ends with its release, and has no ticket. The key of a record is its identity. A result is for all who wait for
-    // it.
+    permit: Permit, repeated_releases drops turns hold_times regions identities;
+    // A run ends with its release. The key of a record is its identity. A result is for all who wait for it.
     record: Record, drops hold_times regions;
-    key_of_an_identity: KeyOfIdentity, repeated_releases drops tickets turns hold_times regions;
+    key_of_an_identity: KeyOfIdentity, repeated_releases drops turns hold_times regions;
     several_keys_of_an_identity: SeveralKeysOfIdentity, repeated_releases drops turns;
-    permit_of_an_identity: PermitOfIdentity, repeated_releases drops tickets turns hold_times regions;
-    ticket_of_a_permit_of_an_identity: TicketOfAPermitOfIdentity, repeated_releases tickets regions;
+    permit_of_an_identity: PermitOfIdentity, repeated_releases drops turns hold_times regions;
 }
 
 /// A new host with its locks.

@@ -6,10 +6,12 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Acquire, Error, HandlerError, Idempotency, Lock, Locks, Run, Ticket, Wait, request_token};
+use lambda_lock::{Acquire, Error, HandlerError, Idempotency, Lock, Locks, Run, Wait, request_token};
 use lambda_lock_tests::Late;
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::sync::{mpsc, oneshot};
+
+use crate::LEASE;
 
 const JOB: &str = "job";
 const DAY: Duration = Duration::from_hours(24);
@@ -21,8 +23,6 @@ pub(crate) trait Subject: Sized {
     const LONGEST: (Duration, &'static str) = (DAY, "1day");
     /// The operation of all its writes.
     const OPERATION: &'static str = "UpdateItem";
-    /// Another process can have it by a ticket.
-    const HAS_TICKET: bool = true;
     /// Its release leaves a trace in the row.
     const LEAVES_TRACE: bool = true;
     /// An error says that a release came too late.
@@ -39,8 +39,8 @@ pub(crate) trait Subject: Sized {
         unreachable!("it has no identity")
     }
 
-    /// Takes over what an earlier acquire of the identity has, perhaps with a wait.
-    async fn take_over(_: &Locks, _: Duration, _identity: &str, _: Option<Wait>) -> Result<Self, Error> {
+    /// Takes over what an earlier acquire of the identity has, perhaps from this fence.
+    async fn take_over(_: &Locks, _identity: &str, _: Option<u64>, _: Option<Wait>) -> Result<Self, Error> {
         unreachable!("it has no identity")
     }
 
@@ -50,9 +50,6 @@ pub(crate) trait Subject: Sized {
 
     /// Returns the fence of each key.
     fn fences(&self) -> Vec<u64>;
-
-    /// Returns a ticket, unless it cannot be handed over.
-    fn into_ticket(self) -> Ticket;
 
     /// Acquires and releases one of the keys as a kind that this one does not know.
     async fn use_as_another_kind(locks: &Locks) {
@@ -75,94 +72,104 @@ pub(crate) trait Subject: Sized {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct Key(Lock);
+/// What an acquire claims.
+pub(crate) trait Claim {
+    const KEYS: &'static [&'static str] = &[JOB];
+    const LONGEST: (Duration, &'static str) = (DAY, "1day");
+    const OPERATION: &'static str = "UpdateItem";
+    const LEAVES_TRACE: bool = true;
 
-impl Key {
-    fn asked(locks: &Locks, lease: Duration) -> Acquire {
-        locks.acquire(JOB).lease(lease)
+    fn asked(locks: &Locks) -> Acquire;
+
+    async fn use_as_another_kind(locks: &Locks) {
+        locks.semaphore(JOB, 1).acquire().await.unwrap().release().await.unwrap();
     }
 }
 
-impl Subject for Key {
+#[derive(Debug)]
+pub(crate) struct OneKey;
+
+impl Claim for OneKey {
     const LONGEST: (Duration, &'static str) = (Duration::from_hours(366 * 24), "366days");
 
-    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        Self::asked(locks, lease).await.map(Self)
-    }
-
-    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
-        Self::asked(locks, lease).wait(wait).await.map(Self)
-    }
-
-    async fn acquire_for(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).identity(identity);
-        match wait {
-            Some(wait) => acquire.wait(wait).await.map(Self),
-            None => acquire.await.map(Self),
-        }
-    }
-
-    async fn take_over(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).identity(identity);
-        match wait {
-            Some(wait) => acquire.wait(wait).take_over().await.map(Self),
-            None => acquire.take_over().await.map(Self),
-        }
-    }
-
-    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
-        self.0.renew(lease).await
-    }
-
-    async fn release(&mut self) -> Result<(), Error> {
-        self.0.release().await
-    }
-
-    fn fences(&self) -> Vec<u64> {
-        vec![self.0.fence()]
-    }
-
-    fn into_ticket(self) -> Ticket {
-        self.0.into_ticket().unwrap()
+    fn asked(locks: &Locks) -> Acquire {
+        locks.acquire(JOB)
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct SeveralKeys(Lock);
+pub(crate) struct TwoKeys;
 
-impl SeveralKeys {
-    fn asked(locks: &Locks, lease: Duration) -> Acquire {
-        locks.acquire_all(Self::KEYS.iter().copied()).lease(lease)
+impl Claim for TwoKeys {
+    const KEYS: &'static [&'static str] = &[JOB, "other job"];
+    const OPERATION: &'static str = "TransactWriteItems";
+
+    fn asked(locks: &Locks) -> Acquire {
+        locks.acquire_all(Self::KEYS.iter().copied())
     }
 }
 
-impl Subject for SeveralKeys {
-    const KEYS: &'static [&'static str] = &[JOB, "other job"];
-    const OPERATION: &'static str = "TransactWriteItems";
-    const HAS_TICKET: bool = false;
+/// The only permit of a semaphore.
+#[derive(Debug)]
+pub(crate) struct OnePermit;
+
+impl Claim for OnePermit {
+    const LEAVES_TRACE: bool = false;
+
+    fn asked(locks: &Locks) -> Acquire {
+        locks.semaphore(JOB, 1).acquire()
+    }
+
+    async fn use_as_another_kind(locks: &Locks) {
+        locks.acquire(JOB).await.unwrap().release().await.unwrap();
+    }
+}
+
+/// The lock of such a claim.
+#[derive(Debug)]
+pub(crate) struct Held<C>(Lock, PhantomData<C>);
+
+pub(crate) type Key = Held<OneKey>;
+pub(crate) type SeveralKeys = Held<TwoKeys>;
+pub(crate) type Permit = Held<OnePermit>;
+
+impl<C: Claim> Held<C> {
+    fn of(lock: Lock) -> Self {
+        Self(lock, PhantomData)
+    }
+
+    fn asked(locks: &Locks, lease: Duration, wait: Option<Wait>) -> Acquire {
+        let acquire = C::asked(locks).lease(lease);
+        match wait {
+            Some(wait) => acquire.wait(wait),
+            None => acquire,
+        }
+    }
+}
+
+impl<C: Claim> Subject for Held<C> {
+    const KEYS: &'static [&'static str] = C::KEYS;
+    const LONGEST: (Duration, &'static str) = C::LONGEST;
+    const OPERATION: &'static str = C::OPERATION;
+    const LEAVES_TRACE: bool = C::LEAVES_TRACE;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        Self::asked(locks, lease).await.map(Self)
+        Self::asked(locks, lease, None).await.map(Self::of)
     }
 
     async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
-        Self::asked(locks, lease).wait(wait).await.map(Self)
+        Self::asked(locks, lease, Some(wait)).await.map(Self::of)
     }
 
     async fn acquire_for(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).identity(identity);
-        match wait {
-            Some(wait) => acquire.wait(wait).await.map(Self),
-            None => acquire.await.map(Self),
-        }
+        Self::asked(locks, lease, wait).identity(identity).await.map(Self::of)
     }
 
-    async fn take_over(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).identity(identity);
-        match wait {
-            Some(wait) => acquire.wait(wait).take_over().await.map(Self),
-            None => acquire.take_over().await.map(Self),
+    async fn take_over(locks: &Locks, identity: &str, from: Option<u64>, wait: Option<Wait>) -> Result<Self, Error> {
+        let acquire = Self::asked(locks, LEASE, wait).identity(identity);
+        match from {
+            Some(fence) => acquire.take_over_from(fence).await.map(Self::of),
+            None => acquire.take_over().await.map(Self::of),
         }
     }
 
@@ -178,118 +185,8 @@ impl Subject for SeveralKeys {
         Self::KEYS.iter().map(|key| self.0.fence_of(key).unwrap()).collect()
     }
 
-    fn into_ticket(self) -> Ticket {
-        unreachable!("a set has no ticket")
-    }
-}
-
-/// The only permit of a semaphore.
-#[derive(Debug)]
-pub(crate) struct Permit(Lock);
-
-impl Permit {
-    fn asked(locks: &Locks, lease: Duration) -> Acquire {
-        locks.semaphore(JOB, 1).acquire().lease(lease)
-    }
-}
-
-impl Subject for Permit {
-    const LEAVES_TRACE: bool = false;
-
-    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        Self::asked(locks, lease).await.map(Self)
-    }
-
-    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
-        Self::asked(locks, lease).wait(wait).await.map(Self)
-    }
-
-    async fn acquire_for(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).identity(identity);
-        match wait {
-            Some(wait) => acquire.wait(wait).await.map(Self),
-            None => acquire.await.map(Self),
-        }
-    }
-
-    async fn take_over(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
-        let acquire = Self::asked(locks, lease).identity(identity);
-        match wait {
-            Some(wait) => acquire.wait(wait).take_over().await.map(Self),
-            None => acquire.take_over().await.map(Self),
-        }
-    }
-
-    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
-        self.0.renew(lease).await
-    }
-
-    async fn release(&mut self) -> Result<(), Error> {
-        self.0.release().await
-    }
-
-    fn fences(&self) -> Vec<u64> {
-        vec![self.0.fence()]
-    }
-
-    fn into_ticket(self) -> Ticket {
-        self.0.into_ticket().unwrap()
-    }
-
     async fn use_as_another_kind(locks: &Locks) {
-        locks.acquire(JOB).await.unwrap().release().await.unwrap();
-    }
-}
-
-/// A lock that is renewed and released with its ticket, without a resumption.
-#[derive(Debug)]
-pub(crate) struct ByTicket<S> {
-    locks: Locks,
-    ticket: Ticket,
-    kind: PhantomData<S>,
-}
-
-pub(crate) type TicketOfAKey = ByTicket<Key>;
-pub(crate) type TicketOfAPermit = ByTicket<Permit>;
-
-impl<S: Subject> ByTicket<S> {
-    fn hand_over(locks: &Locks, held: S) -> Self {
-        let ticket = serde_json::to_string(&held.into_ticket()).unwrap();
-        Self { locks: locks.clone(), ticket: serde_json::from_str(&ticket).unwrap(), kind: PhantomData }
-    }
-}
-
-impl<S: Subject> Subject for ByTicket<S> {
-    const KEYS: &'static [&'static str] = S::KEYS;
-    const LONGEST: (Duration, &'static str) = S::LONGEST;
-    const OPERATION: &'static str = S::OPERATION;
-
-    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        S::acquire(locks, lease).await.map(|held| Self::hand_over(locks, held))
-    }
-
-    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
-        S::wait(locks, lease, wait).await.map(|held| Self::hand_over(locks, held))
-    }
-
-    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
-        self.locks.renew_ticket(&self.ticket, lease).await.map(drop)
-    }
-
-    async fn release(&mut self) -> Result<(), Error> {
-        self.locks.release_ticket(&self.ticket).await
-    }
-
-    fn fences(&self) -> Vec<u64> {
-        vec![self.ticket.fence()]
-    }
-
-    fn into_ticket(self) -> Ticket {
-        self.ticket
-    }
-
-    async fn use_as_another_kind(locks: &Locks) {
-        S::use_as_another_kind(locks).await;
+        C::use_as_another_kind(locks).await;
     }
 }
 
@@ -300,13 +197,11 @@ pub(crate) struct OfIdentity<S>(S);
 pub(crate) type KeyOfIdentity = OfIdentity<Key>;
 pub(crate) type SeveralKeysOfIdentity = OfIdentity<SeveralKeys>;
 pub(crate) type PermitOfIdentity = OfIdentity<Permit>;
-pub(crate) type TicketOfAPermitOfIdentity = ByTicket<PermitOfIdentity>;
 
 impl<S: Subject> Subject for OfIdentity<S> {
     const KEYS: &'static [&'static str] = S::KEYS;
     const LONGEST: (Duration, &'static str) = S::LONGEST;
     const OPERATION: &'static str = S::OPERATION;
-    const HAS_TICKET: bool = S::HAS_TICKET;
     const LEAVES_TRACE: bool = S::LEAVES_TRACE;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
@@ -327,10 +222,6 @@ impl<S: Subject> Subject for OfIdentity<S> {
 
     fn fences(&self) -> Vec<u64> {
         self.0.fences()
-    }
-
-    fn into_ticket(self) -> Ticket {
-        self.0.into_ticket()
     }
 
     async fn use_as_another_kind(locks: &Locks) {
@@ -364,7 +255,6 @@ impl Record {
 }
 
 impl Subject for Record {
-    const HAS_TICKET: bool = false;
     const REPORTS_LATE_RELEASE: bool = false;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
@@ -414,9 +304,5 @@ impl Subject for Record {
 
     fn fences(&self) -> Vec<u64> {
         vec![self.fence]
-    }
-
-    fn into_ticket(self) -> Ticket {
-        unreachable!("a run has no ticket")
     }
 }

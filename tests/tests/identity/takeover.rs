@@ -4,17 +4,11 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Acquire, Data, Lock, Locks, Wait};
+use lambda_lock::{Data, Lock, Locks, Wait};
 use lambda_lock_tests::invocation::{LoseAnswers, keep_log, logged};
 use lambda_lock_tests::{Late, World};
 
-use crate::{CLOCK_SKEW, LEASE, host};
-
-const ARN: &str = "arn:aws:states:eu-west-1:123456789012:execution:deploy:1";
-
-fn by(locks: &Locks, identity: &str) -> Acquire {
-    locks.acquire("job").lease(LEASE).identity(identity)
-}
+use crate::{ARN, CLOCK_SKEW, LEASE, by, host};
 
 async fn checked(host: &Host, lock: &Lock) -> bool {
     let check = TransactWriteItem::builder().condition_check(lock.condition_check().unwrap()).build();
@@ -154,19 +148,6 @@ async fn a_take_over_with_a_lost_answer_succeeds() {
     assert!(lock.fence() > crashed.fence());
     lock.release().await.unwrap();
     drop(crashed);
-}
-
-#[tokio::test]
-async fn a_take_over_by_the_identity_ends_the_ticket_of_the_earlier_lock() {
-    let world = World::new().await;
-    let (_, locks) = host(&world);
-    let ticket = by(&locks, ARN).await.unwrap().into_ticket().unwrap();
-    let lock = by(&host(&world).1, ARN).await.unwrap();
-    let error = locks.resume(&ticket).await.unwrap_err();
-    assert!(error.is_lost());
-    assert_eq!(error.holder().unwrap().owner(), Some(lock.owner()));
-    let ticket = lock.into_ticket().unwrap();
-    assert_eq!(ticket.fence(), locks.resume(&ticket).await.unwrap().fence());
 }
 
 #[tokio::test]

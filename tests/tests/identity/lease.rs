@@ -6,7 +6,7 @@ use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
-use crate::{CLOCK_SKEW, host, number, passed_on};
+use crate::{ARN, CLOCK_SKEW, host, number};
 
 const LONGEST: Duration = hours(366 * 24);
 /// The default.
@@ -20,7 +20,7 @@ const fn hours(hours: u64) -> Duration {
 async fn a_lock_can_be_held_for_366_days() {
     let world = World::new().await;
     let (first, locks) = host(&world);
-    let lock = locks.acquire("job").lease(LONGEST).await.unwrap();
+    let lock = locks.acquire("job").identity(ARN).lease(LONGEST).await.unwrap();
     assert!(lock.remaining() > hours(366 * 24 - 1));
     let row = world.row("job").await.unwrap();
     assert_eq!(number(&row, "in_progress_expiration"), millis(lock.expires_at() + CLOCK_SKEW));
@@ -31,11 +31,10 @@ async fn a_lock_can_be_held_for_366_days() {
     second.advance_clock(hours(366 * 24 - 1));
     assert!(others.try_acquire("job").await.unwrap().is_none());
     lock.renew(LONGEST).await.unwrap();
-    let ticket = passed_on(&lock.into_ticket().unwrap());
+    lock.keep();
     second.advance_clock(hours(366 * 24 - 2));
-    let lock = others.resume(&ticket).await.unwrap();
-    assert!(lock.remaining() > Duration::from_mins(50));
-    others.renew_ticket(&lock.into_ticket().unwrap(), LONGEST).await.unwrap();
+    let lock = others.acquire("job").identity(ARN).lease(LONGEST).take_over().await.unwrap();
+    assert!(lock.remaining() > hours(366 * 24 - 1));
 }
 
 #[tokio::test]
