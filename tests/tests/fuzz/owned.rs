@@ -22,7 +22,6 @@ enum What {
     Key,
     KeyOfIdentity,
     HeldAtLeast,
-    Resumed,
     Permit,
     /// Beside those of others.
     OneOfThree,
@@ -31,11 +30,10 @@ enum What {
     Keys,
 }
 
-const ALL: [What; 8] = [
+const ALL: [What; 7] = [
     What::Key,
     What::KeyOfIdentity,
     What::HeldAtLeast,
-    What::Resumed,
     What::Permit,
     What::OneOfThree,
     What::PermitOfIdentity,
@@ -55,32 +53,24 @@ enum Operation {
     ReleaseTwice,
     /// In a transaction.
     Check,
-    Resume,
-    RenewTicket,
-    /// For less than the lease that is left.
-    RenewTicketShortly,
-    ReleaseTicket,
-    ReleaseTicketIfHeld,
     /// By what was seen before the change.
     ForceRelease,
     ReleaseIdentity,
     TakeOver,
+    /// With the fence of the lock.
+    TakeOverFrom,
     Acquire,
 }
 
-const OPERATIONS: [Operation; 13] = [
+const OPERATIONS: [Operation; 9] = [
     Operation::Renew,
     Operation::Release,
     Operation::ReleaseTwice,
     Operation::Check,
-    Operation::Resume,
-    Operation::RenewTicket,
-    Operation::RenewTicketShortly,
-    Operation::ReleaseTicket,
-    Operation::ReleaseTicketIfHeld,
     Operation::ForceRelease,
     Operation::ReleaseIdentity,
     Operation::TakeOver,
+    Operation::TakeOverFrom,
     Operation::Acquire,
 ];
 
@@ -90,7 +80,6 @@ async fn acquired(locks: &Locks, what: What) -> Lock {
         What::Key => locks.acquire(KEY).await.unwrap(),
         What::KeyOfIdentity => locks.acquire(KEY).identity(IDENTITY).await.unwrap(),
         What::HeldAtLeast => locks.acquire(KEY).min_hold(LEASE / 2).await.unwrap(),
-        What::Resumed => locks.resume(&locks.acquire(KEY).await.unwrap().into_ticket().unwrap()).await.unwrap(),
         What::Permit => semaphore(1).await.unwrap(),
         What::OneOfThree => {
             // Neither is released.
@@ -153,8 +142,6 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, a
     }
     // Another row may be of the identity, too.
     let is_named = format!("{:?}", stage.before).contains(&start_of_identity());
-    let of_tickets =
-        [ErrorKind::TicketEnded, ErrorKind::TicketReleased, ErrorKind::TicketUsed, ErrorKind::TicketUnknown];
     let done = match operation {
         Operation::Renew => lock.renew(LEASE).await.map(|()| has.holds),
         Operation::Release | Operation::ReleaseTwice => {
@@ -188,14 +175,18 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, a
             kinds.retain(|kind| *kind != ErrorKind::Lost);
             locks.release_identity(KEY, IDENTITY).await.map(|is_freed| is_freed && is_named)
         }
-        Operation::TakeOver | Operation::Acquire => {
+        Operation::TakeOver | Operation::TakeOverFrom | Operation::Acquire => {
             kinds.extend([ErrorKind::Held, ErrorKind::WrongKind]);
             let acquire = match what {
                 What::PermitOfIdentity | What::Permit | What::OneOfThree => locks.semaphore(KEY, 2).acquire(),
                 _ => locks.acquire(KEY),
             };
             let acquire = acquire.identity(IDENTITY);
-            let next = if operation == Operation::TakeOver { acquire.take_over().await } else { acquire.await };
+            let next = match operation {
+                Operation::TakeOver => acquire.take_over().await,
+                Operation::TakeOverFrom => acquire.take_over_from(lock.fence()).await,
+                _ => acquire.await,
+            };
             match next {
                 Ok(next) => {
                     let still = locks.get(KEY).await.ok().flatten();
@@ -203,34 +194,6 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, a
                     next.release().await.map(|()| operation == Operation::Acquire || is_named)
                 }
                 Err(error) => Err(error),
-            }
-        }
-        _ => {
-            kinds.extend(of_tickets);
-            let renews = matches!(operation, Operation::RenewTicket | Operation::RenewTicketShortly);
-            if renews && !what.is_permit() && !stage.before.contains_key("in_progress_expiration") {
-                // A renewal that keeps the end of the lease compares it.
-                kinds.push(ErrorKind::Conflict);
-            }
-            let ticket = lock.into_ticket().unwrap();
-            // Nothing of a permit that was released stays in the row, so that an unknown permit counts as released.
-            let is_released = has.is_there || (has.is_gone && stage.now() < SINCE_EPOCH + LEASE);
-            match operation {
-                Operation::Resume => match locks.resume(&ticket).await {
-                    Ok(lock) => {
-                        let _may_have_a_fraction = lock.release().await;
-                        Ok(has.holds)
-                    }
-                    Err(error) => Err(error),
-                },
-                Operation::RenewTicket | Operation::RenewTicketShortly => {
-                    let lease = if operation == Operation::RenewTicket { LEASE } else { LEASE / 100 };
-                    // A row without the end of its lease keeps others out until its TTL, so the lease is long enough.
-                    let holds = has.holds || (has.is_there && !stage.before.contains_key("in_progress_expiration"));
-                    locks.renew_ticket(&ticket, lease).await.map(|_| holds)
-                }
-                Operation::ReleaseTicket => locks.release_ticket(&ticket).await.map(|()| is_released),
-                _ => locks.release_ticket_if_held(&ticket).await.map(|is_held| is_held && is_released),
             }
         }
     };
@@ -247,24 +210,15 @@ async fn settle(
     kinds: &[ErrorKind],
 ) {
     match done {
-        // It is used up before the rest of the row is read.
-        Err(error) if operation == Operation::Resume && error.kind() == ErrorKind::MalformedRow => {
-            stage.assert_unchanged(&["sequence", "resumed", &own_permit(what, owner)]).await;
-        }
         Err(error) => stage.assert_refused(&error, kinds).await,
-        Ok(false)
-            if matches!(
-                operation,
-                Operation::ForceRelease | Operation::ReleaseIdentity | Operation::ReleaseTicketIfHeld
-            ) =>
-        {
+        Ok(false) if matches!(operation, Operation::ForceRelease | Operation::ReleaseIdentity) => {
             stage.assert_unchanged(&[]).await;
         }
         Ok(is_own) => {
             assert!(is_own, "it was done without the lock");
             let after = stage.changed_row().await;
             // By force, all permits that were seen are released.
-            let of_others = matches!(operation, Operation::TakeOver | Operation::Acquire | Operation::ForceRelease);
+            let of_others = !matches!(operation, Operation::Renew | Operation::Release | Operation::ReleaseTwice | Operation::ReleaseIdentity);
             if what.is_permit() && !of_others {
                 let is_for_identity = operation == Operation::ReleaseIdentity;
                 let what = if is_for_identity { What::PermitOfIdentity } else { what };
@@ -307,8 +261,6 @@ async fn with_two(stage: &Stage, operation: Operation, set: &Lock, acquired: &Ro
 struct Has {
     /// It shows the acquisition.
     is_there: bool,
-    /// It is a semaphore without a permit of this name.
-    is_gone: bool,
     /// The lease goes on.
     holds: bool,
 }
@@ -327,11 +279,10 @@ impl Has {
             let own = permit.filter(|permit| is_same(names, permit, acquired[&name].as_m().unwrap()));
             return Self {
                 is_there: own.is_some(),
-                is_gone: stage.is_semaphore() && !row.contains_key(&name),
                 holds: own.is_some_and(|own| goes_on(own, "end")),
             };
         }
         let is_there = is_same(&["owner", "fence", "status"], row, acquired);
-        Self { is_there, is_gone: false, holds: is_there && goes_on(row, "in_progress_expiration") }
+        Self { is_there, holds: is_there && goes_on(row, "in_progress_expiration") }
     }
 }

@@ -1,8 +1,8 @@
-//! Tickets and turns as a state machine passes them on, changed on the way.
+//! Turns as a state machine passes them on, changed on the way.
 
 use std::time::Duration;
 
-use lambda_lock::{Attempt, ErrorKind, Locks, Ticket, Turn};
+use lambda_lock::{Attempt, ErrorKind, Turn};
 use lambda_lock_tests::World;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -99,29 +99,6 @@ fn edit(object: &mut Value, names: &[&str], edits: &[(Index, Edit)]) {
     }
 }
 
-/// The fields that say which acquisition it is come more often.
-const TICKET: [&str; 19] = [
-    "owner",
-    "number",
-    "sequence",
-    "version",
-    "table",
-    "key_prefix",
-    "key",
-    "sort_key",
-    "enforced",
-    "owner",
-    "fence",
-    "number",
-    "release",
-    "sequence",
-    "acquired_at",
-    "expires_at",
-    "hold_until",
-    "kind",
-    "comment",
-];
-
 const TURN: [&str; 17] = [
     "version",
     "table",
@@ -142,89 +119,11 @@ const TURN: [&str; 17] = [
     "comment",
 ];
 
-#[derive(Clone, Copy, Debug)]
-enum Use {
-    Resume,
-    Renew,
-    Release,
-    ReleaseIfHeld,
-}
-
 /// A lock in the first row of a new table.
 async fn lock(world: &World, is_permit: bool) -> lambda_lock::Lock {
     let locks = world.default_locks();
     let acquire = if is_permit { locks.semaphore(KEY, 2).acquire() } else { locks.acquire(KEY) };
     acquire.min_hold(LEASE / 3).await.unwrap()
-}
-
-async fn keys(locks: &Locks) -> Vec<String> {
-    locks.list().next_page().await.unwrap().unwrap().into_iter().map(|row| row.key).collect()
-}
-
-#[test]
-fn a_changed_ticket_is_refused_or_is_of_the_same_acquisition() {
-    let uses = select(vec![Use::Resume, Use::Renew, Use::Release, Use::ReleaseIfHeld]);
-    let ages = select(vec![Duration::ZERO, LEASE / 2, LEASE * 2]);
-    let cases = (any::<bool>(), any_edits(), ages, uses);
-    for_all("tickets", 200, &cases, |(is_permit, edits, age, how)| {
-        in_virtual_time(async |world| {
-            let real = lock(&world, is_permit).await.into_ticket().unwrap();
-            let mut json = serde_json::to_value(&real).unwrap();
-            assert_eq!(serde_json::from_value::<Ticket>(json.clone()).unwrap(), real);
-            edit(&mut json, &TICKET, &edits);
-            let ticket = match serde_json::from_value::<Ticket>(json.clone()) {
-                Ok(ticket) => ticket,
-                Err(error) => return assert!(!error.to_string().is_empty()),
-            };
-            assert_one_line(&format!("{ticket:?}"));
-            assert_eq!(serde_json::from_value::<Ticket>(serde_json::to_value(&ticket).unwrap()).unwrap(), ticket);
-            let before = world.row(KEY).await.unwrap();
-            let locks = world.locks(&world.host().later(age).build()).build().unwrap();
-            let done = match how {
-                Use::Resume => locks.resume(&ticket).await.map(|lock| {
-                    // It is held on.
-                    let again = lock.into_ticket().unwrap();
-                    assert_eq!((again.key(), again.is_enforced()), (ticket.key(), ticket.is_enforced()));
-                    true
-                }),
-                Use::Renew => locks.renew_ticket(&ticket, LEASE).await.map(|_| true),
-                Use::Release => locks.release_ticket(&ticket).await.map(|()| true),
-                Use::ReleaseIfHeld => locks.release_ticket_if_held(&ticket).await,
-            };
-            let after = world.row(KEY).await.unwrap();
-            let changed = differences(Some(&before), Some(&after));
-            assert!(number_of(&after, "fence") >= number_of(&before, "fence"), "the fence goes back");
-            assert_eq!(keys(&locks).await, [KEY], "a ticket makes no row");
-            let original = serde_json::to_value(&real).unwrap();
-            let releases = matches!(how, Use::Release | Use::ReleaseIfHeld);
-            match done {
-                // Nothing of a permit that was released stays in the row, so that an unknown permit counts as released.
-                Ok(true) if releases && is_permit && json["owner"] != original["owner"] => {
-                    assert!(changed.is_empty(), "changed: {changed:?}");
-                }
-                Ok(true) if ticket.is_enforced() => {
-                    for name in ["owner", "number", "key", "key_prefix"] {
-                        assert_eq!(json[name], original[name], "it was accepted");
-                    }
-                }
-                Ok(_) => assert!(changed.is_empty(), "changed: {changed:?}"),
-                Err(error) => {
-                    assert_one_line(&format!("{error:?}"));
-                    assert!(changed.is_empty(), "changed: {changed:?}");
-                    let kinds = [
-                        ErrorKind::TicketForeign,
-                        ErrorKind::TicketEnded,
-                        ErrorKind::TicketReleased,
-                        ErrorKind::TicketUsed,
-                        ErrorKind::TicketUnknown,
-                        ErrorKind::Lost,
-                        ErrorKind::Invalid,
-                    ];
-                    assert!(kinds.contains(&error.kind()), "{error:?}");
-                }
-            }
-        });
-    });
 }
 
 #[test]
@@ -234,7 +133,6 @@ fn a_changed_turn_costs_time_and_no_guarantee() {
         in_virtual_time(async |world| {
             let locks = world.default_locks();
             let is_permit = is_permit && !is_set;
-            // The tickets are dropped, and the locks are held on.
             lock(&world, is_permit).await.keep();
             if is_permit {
                 lock(&world, is_permit).await.keep();
@@ -280,10 +178,9 @@ fn turn_of(attempt: Attempt) -> Option<Turn> {
 }
 
 #[test]
-fn any_json_is_read_as_a_ticket_or_a_turn_or_refused() {
+fn any_json_is_no_turn() {
     for_all("json", 400, &any_json(), |json| {
         for wrapped in [json.clone(), json!([json]), json!({ "version": json })] {
-            assert!(serde_json::from_value::<Ticket>(wrapped.clone()).is_err());
             assert!(serde_json::from_value::<Turn>(wrapped).is_err());
         }
     });

@@ -302,7 +302,7 @@ async fn without_a_turn_delays_grow_from_process_to_process() {
 }
 
 #[tokio::test]
-async fn a_turn_names_its_table_as_a_ticket_does() {
+async fn a_turn_names_its_table_by_name_or_arn() {
     let world = World::new().await;
     let held = world.default_locks().acquire(KEY).await.unwrap();
     let turn = waiting(world.default_locks().acquire(KEY).attempt_in_turn(None).await.unwrap());

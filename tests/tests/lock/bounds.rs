@@ -81,10 +81,11 @@ async fn a_lock_at_all_bounds_is_renewed_and_released() {
     let row = world.row(&(name('p', KEY - 1) + "k")).await.unwrap();
     assert_eq!((&row["released"], &row["data"]), (&row["fence"], &text(&name('f', DATA))));
 
-    // A ticket leaves one more nonce.
-    let ticket = acquire().await.unwrap().into_ticket().unwrap();
-    locks.renew_ticket(&ticket, LEASE).await.unwrap();
-    locks.resume(&ticket).await.unwrap().release().await.unwrap();
+    // A takeover leaves one more time.
+    let lock = acquire().await.unwrap();
+    let fence = lock.fence();
+    lock.keep();
+    acquire().take_over_from(fence).await.unwrap().release().await.unwrap();
 
     let once = Idempotency::new(locks.clone(), OnMissingKey::Reject, |key: &String| Some(key.clone()));
     let result = name('r', DATA - "\"\"".len());

@@ -151,21 +151,6 @@ async fn a_lock_of_several_keys_cannot_know_what_was_left() {
 }
 
 #[tokio::test]
-async fn the_release_of_a_ticket_says_whether_work_was_left_to_it() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    for is_left in [true, false] {
-        let ticket = locks.acquire(KEY).await.unwrap().into_ticket().unwrap();
-        if is_left {
-            assert!(leave(&locks).await.unwrap());
-        }
-        assert_eq!(locks.release_ticket_coalescing(&ticket).await.unwrap(), is_left);
-        // A workflow repeats a step.
-        assert_eq!(locks.release_ticket_coalescing(&ticket).await.unwrap(), is_left);
-    }
-}
-
-#[tokio::test]
 async fn the_release_of_an_identity_says_whether_work_was_left_to_it() {
     let world = World::new().await;
     let locks = world.default_locks();

@@ -12,7 +12,7 @@ async fn engine() -> (Host, Locks) {
     let locks = |host: &Host| Locks::builder(host.client(), "locks").build().unwrap();
     let (other, host) = (engine.host().build(), engine.host().build());
     locks(&other).create_table().await.unwrap();
-    let _kept = locks(&other).acquire("job").lease(Duration::from_hours(24)).await.unwrap().into_ticket().unwrap();
+    locks(&other).acquire("job").lease(Duration::from_hours(24)).await.unwrap().keep();
     let locks = locks(&host);
     (host, locks)
 }

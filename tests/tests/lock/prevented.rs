@@ -50,24 +50,6 @@ fn prevented(world: &World, prevents: Prevents) -> (Host, Locks) {
 }
 
 #[tokio::test]
-async fn the_requests_of_a_ticket_are_repeated() {
-    World::skip_waits();
-    for kind in [Kind::Lock, Kind::Permit] {
-        for cause in Cause::ALL {
-            let world = World::new().await;
-            let (_, locks) = prevented(&world, Prevents::writes(cause, 1..=6));
-            let ticket = kind.acquire(&world.default_locks()).await.unwrap().into_ticket().unwrap();
-            locks.renew_ticket(&ticket, 2 * LEASE).await.unwrap();
-            let (_, locks) = prevented(&world, Prevents::writes(cause, 1..=6));
-            let ticket = locks.resume(&ticket).await.unwrap().into_ticket().unwrap();
-            let (_, locks) = prevented(&world, Prevents::writes(cause, 1..=6));
-            locks.release_ticket(&ticket).await.unwrap();
-            kind.acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
-        }
-    }
-}
-
-#[tokio::test]
 async fn the_completion_and_the_release_of_a_record_are_repeated() {
     World::skip_waits();
     for cause in Cause::ALL {

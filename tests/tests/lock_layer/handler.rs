@@ -114,7 +114,7 @@ async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs()
     let of_execution = json!({ "DurableExecutionArn": "arn", "CheckpointToken": "token" });
     let (error_type, message) = reported(service.clone().oneshot(invocation(&host, of_execution)).await.unwrap_err());
     assert_eq!(error_type, "LockInvalid");
-    assert!(message.contains("durable execution") && message.contains("ticket"), "{message}");
+    assert!(message.contains("durable execution") && message.contains("lambda-lock-durable"), "{message}");
     assert_eq!(host.requests(), 0);
     assert!(world.row(FUNCTION).await.is_none());
     let of_another_function = json!({ "CheckpointToken": "token" });

@@ -69,7 +69,7 @@ async fn a_full_row_whose_permits_are_replaced_ten_at_a_time_does_not_grow() {
 const MOST_OF_TEN: usize = 2048;
 
 #[tokio::test]
-async fn the_row_of_ten_permits_stays_small_after_pairs_crashes_and_dropped_tickets() {
+async fn the_row_of_ten_permits_stays_small_after_pairs_crashes_and_kept_permits() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();

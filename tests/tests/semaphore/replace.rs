@@ -78,21 +78,6 @@ async fn a_permit_that_was_renewed_is_not_replaced() {
     }
 }
 
-/// The renewals have the same sequence, which is that of the ticket.
-#[tokio::test]
-async fn a_permit_that_was_renewed_twice_with_its_ticket_is_not_replaced() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let held = acquire_all(&locks, 1).await.remove(0);
-    let owner = owners([&held]);
-    let ticket = held.into_ticket().unwrap();
-    locks.renew_ticket(&ticket, LEASE).await.unwrap();
-    let late = late_replacement(&world, None).await;
-    locks.renew_ticket(&ticket, DAY).await.unwrap();
-    assert!(!late.deliver(&world).await);
-    assert_eq!(permits(&row(&world).await), owner);
-}
-
 #[tokio::test]
 async fn an_acquire_that_is_slower_than_another_takes_the_room_that_is_left() {
     let world = World::new().await;

@@ -5,6 +5,7 @@
 mod acquire;
 mod alarms;
 mod batches;
+mod identities;
 mod lost;
 mod names;
 mod queue;
@@ -15,7 +16,6 @@ mod requests;
 mod several;
 mod spans;
 mod sums;
-mod tickets;
 mod traces;
 
 use std::fmt::Debug;

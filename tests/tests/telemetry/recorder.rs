@@ -22,7 +22,6 @@ pub(crate) const PINNED: [(&str, &str, Unit); 19] = [
     (names::IN_PROGRESS_REFUSALS, "lambda_lock_in_progress_refusals", Unit::Count),
     (names::BATCH_ITEMS, "lambda_lock_batch_items", Unit::Count),
     (names::HTTP_PROBLEMS, "lambda_lock_http_problems", Unit::Count),
-    (names::TICKETS, "lambda_lock_tickets", Unit::Count),
     (names::ACQUIRE_TIME, "lambda_lock_acquire_time", Unit::Milliseconds),
     (names::WAIT_TIME, "lambda_lock_wait_time", Unit::Milliseconds),
     (names::RELEASE_TIME, "lambda_lock_release_time", Unit::Milliseconds),
@@ -73,7 +72,6 @@ const LABELS: [(&str, &str, &[&str]); 6] = [
             "dead_lettered",
         ],
     ),
-    (names::TICKETS, names::OUTCOME, &["resumed", "renewed", "released", "ticket_used", "ticket_foreign", "lost"]),
 ];
 
 /// Records the metrics of this thread until it is dropped.

@@ -111,15 +111,16 @@ async fn no_trace_has_a_line_break_or_a_long_value_of_others() {
     let next = locks.acquire(&key).wait(s(1)).await.unwrap();
     drop(taken);
     settle().await;
-    assert!(locks.resume(&next.into_ticket().unwrap()).await.unwrap_err().is_lost());
-    let lock = acquire().await.unwrap();
-    let lock = locks.resume(&lock.into_ticket().unwrap()).await.unwrap();
+    assert!(acquire().take_over().await.unwrap_err().is_lost());
+    next.release().await.unwrap();
+    acquire().await.unwrap().keep();
+    let lock = acquire().take_over().await.unwrap();
     take_away(&stage.locks(), &key).await;
     drop(lock);
     settle().await;
     locks.acquire_all([&*key, &*name]).await.unwrap().release().await.unwrap();
 
-    for message in ["refused", "taken from", "taken over", "lost", "not acquired", "a lock was dropped", "resumed"] {
+    for message in ["refused", "taken from", "taken over", "lost", "not acquired", "a lock was dropped", "kept"] {
         assert!(!stage.traces.logged(message).is_empty(), "`{message}` in {:?}", stage.traces.events());
     }
     let all = stage.traces.record.lock().unwrap().words.clone();

@@ -147,7 +147,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Recording<S> for Recorder 
         let (mut fields, mut record) = (Fields::default(), self.0.lock().unwrap());
         event.record(&mut fields);
         let mut fields = record.keep(fields);
-        let is_exported_only = |name: &str| ["replay", "ticket", "wait"].contains(&name);
+        let is_exported_only = |name: &str| ["replay", "identity", "wait"].contains(&name);
         let mut around = context.event_scope(event).into_iter().flatten();
         assert!(
             !around.any(|span| is_exported_only(span.name())),
