@@ -9,7 +9,7 @@ pub(crate) const CRASHES: &str = "a crash blocks a key for its lease and the ske
 pub(crate) const BUDGET: &str = "a wait ends with its budget";
 /// Nobody loses a valid lock, and no request changes what another owner holds.
 pub(crate) const OWNERS: &str = "only its owner changes what is held";
-/// A client recognises its own writes after lost answers, and a ticket that nobody has used works.
+/// A client recognises its own writes after lost answers.
 pub(crate) const ITSELF: &str = "nobody is refused by itself";
 pub(crate) const ORDER: &str = "a late request undoes no later one";
 pub(crate) const WITHDRAWN: &str = "an acquire that was withdrawn takes nothing";

@@ -77,13 +77,9 @@ counts! {
     held,
     /// Leases renewed.
     renewed,
-    /// Locks resumed with a ticket.
-    resumed,
-    /// Tickets that were used before, or whose lock was lost.
-    tickets_refused,
     /// Releases, renewals and runs that found the lock lost.
     lost,
-    /// Hosts that crashed while they held a key.
+    /// Hosts that crashed while they held a key, and locks that were kept for a later step.
     crashed,
     /// Turns that another process continued with.
     postponed,
@@ -91,6 +87,8 @@ counts! {
     taken_over,
     /// Takeovers that found no lock of their identity.
     takeovers_refused,
+    /// Writes of an attempt that a receiver rejected, because a later one had written.
+    writes_rejected,
     /// Locks that were released for their identity.
     freed_for_identity,
     /// Locks that an operator has freed by force.
@@ -129,9 +127,6 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
         let scene = Arc::clone(&scene);
         async move { scene.stage.sweep(Duration::from_secs(5), |rows| scene.ledger.swept(rows)).await }
     });
-    if stage::has_late_hand_overs(seed) {
-        tokio::spawn(late_hand_overs(Arc::clone(&scene), Rng::with_seed(seed)));
-    }
     let executions =
         elsewhere::wait_in(seed).then(|| tokio::spawn(elsewhere::executions(Arc::clone(&scene), Rng::with_seed(seed))));
     let workflows = workflow::begin(seed, &scene);
@@ -153,7 +148,6 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
 impl workflow::Kind for Scene {
     type Wanted = String;
     type Operation = Operation;
-    type Held = Arc<Lock>;
 
     const WORKFLOWS: u64 = 3;
 
@@ -173,17 +167,20 @@ impl workflow::Kind for Scene {
         "key alone".to_owned()
     }
 
-    fn operation(&self, name: &str, key: &String, _identity: &str, _: &mut Rng) -> Operation {
-        Operation::new(name, key.clone(), Arc::clone(&self.ledger))
+    fn key(operation: &Operation) -> &str {
+        &operation.key
     }
 
-    async fn acquire(&self, operation: &Operation, ask: Ask<'_>, _: &mut Rng) -> Option<Arc<Lock>> {
-        let Ask { locks, identity, lease, wait, takes_over } = ask;
-        let acquire = locks.acquire(&operation.key).holder(&operation.name).identity(identity).lease(lease).wait(wait);
-        match if takes_over { acquire.take_over().await } else { acquire.await } {
+    fn operation(&self, name: &str, key: &String, identity: &str, _: &mut Rng) -> Operation {
+        Operation::new(name, key.clone(), Arc::clone(&self.ledger)).of_identity(identity)
+    }
+
+    async fn acquire(&self, operation: &Operation, ask: Ask<'_>, random: &mut Rng) -> Option<Arc<Lock>> {
+        let min_hold = if random.u8(0..4) == 0 { millis(random, 1..=3000) } else { Duration::ZERO };
+        let acquire = ask.locks.acquire(&operation.key).holder(&operation.name).min_hold(min_hold);
+        match ask.send(acquire).await {
             Ok(lock) => {
-                let lock = Arc::new(lock);
-                operation.acquired(&lock, Duration::ZERO);
+                operation.acquired(&lock, min_hold);
                 Some(lock)
             }
             Err(error) => {
@@ -193,12 +190,12 @@ impl workflow::Kind for Scene {
         }
     }
 
-    async fn renew(&self, operation: &Operation, lock: &Arc<Lock>, lease: Duration) {
-        operation.renewed(lock, lock.renew(lease).await);
+    fn write(&self, operation: &Operation, lock: &Lock) {
+        operation.writes(lock);
     }
 
-    async fn hand_over(&self, operation: &Operation, lock: Arc<Lock>, lease: Duration, random: Rng) {
-        hand_over(self, operation, lock, lease, false, random).await;
+    async fn renew(&self, operation: &Operation, lock: &Arc<Lock>, lease: Duration) {
+        operation.renewed(lock, lock.renew(lease).await);
     }
 
     async fn release(&self, operation: &Operation, lock: &Arc<Lock>) {
@@ -206,12 +203,19 @@ impl workflow::Kind for Scene {
     }
 
     async fn stop(&self, operation: &Operation, locks: &Locks, identity: &str) {
-        let before = operation.stops(identity);
-        operation.stopped(identity, &before, &locks.release_identity(&operation.key, identity).await);
+        let before = operation.stops();
+        operation.stopped(&before, &locks.release_identity(&operation.key, identity).await);
     }
 
     fn ended(&self, operation: &Operation, how: &str) {
         operation.ended(how);
+    }
+
+    fn left(self: &Arc<Self>, operation: &Operation, how: &str, mut random: Rng) {
+        let waiting = Waiting::draw(&mut random);
+        if operation.left(how, waiting) {
+            tokio::spawn(take_over(Arc::clone(self), operation.key.clone(), waiting, random));
+        }
     }
 }
 
@@ -283,10 +287,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
                 let crashed = (&mut crash).await.is_err();
                 if crashed {
                     host.crash();
-                    let waiting = Waiting::draw(&mut random);
-                    if operation.crashed(waiting) {
-                        tokio::spawn(take_over(Arc::clone(&scene), operation.key.clone(), waiting, random.fork()));
-                    }
+                    scene.left(&operation, "crashed", random.fork());
                     drop(crash);
                     host = scene.host(&mut random, Network::Bad);
                 }
@@ -358,99 +359,10 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
             sleep(lease.mul_f64(random.f64() * 1.2)).await;
         }
     }
-    if random.u8(0..4) == 0 {
-        // The answer to the last request of this process may be lost, or the request late.
-        let last_request = lock.renew(lease.mul_f64(0.5 + random.f64()));
-        let _ = timeout(millis(&mut random, 0..=200), last_request).await;
-        return hand_over(scene, operation, lock, lease, false, random).await;
-    }
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
         0 => operation.ended("dropped its lock"),
         _ => release(operation, &lock).await,
-    }
-}
-
-/// Hands locks over while the last request of the process before is on its way.
-async fn late_hand_overs(scene: Arc<Scene>, mut random: Rng) {
-    let locks = scene.stage.locks(&scene.host(&mut random, Network::Slow));
-    for step in 0..stage::LATE_HAND_OVERS {
-        let name = format!("late hand-over {step}");
-        let operation = Operation::new(&name, format!("handed over {step}"), Arc::clone(&scene.ledger));
-        let lease = millis(&mut random, 10_000..=20_000);
-        match locks.acquire(&operation.key).holder(&operation.name).lease(lease).await {
-            Ok(lock) => {
-                let lock = Arc::new(lock);
-                operation.acquired(&lock, Duration::ZERO);
-                let last_request = lock.renew(lease.mul_f64(0.2 + random.f64()));
-                let _ = timeout(millis(&mut random, 0..=100), last_request).await;
-                hand_over(&scene, &operation, lock, lease, true, random.fork()).await;
-            }
-            Err(error) => operation.refused(&error),
-        }
-    }
-}
-
-/// Makes a ticket of the lock, for one or two hosts. One of them resumes it at most.
-async fn hand_over(
-    scene: &Scene,
-    operation: &Operation,
-    lock: Arc<Lock>,
-    lease: Duration,
-    at_once: bool,
-    mut random: Rng,
-) {
-    // The ledger borrows the lock only for a moment.
-    let ticket = Arc::into_inner(lock).unwrap().into_ticket().unwrap();
-    operation.handed_over();
-    let json = serde_json::to_string(&ticket).unwrap();
-    let heirs =
-        (0..random.u8(1..=2)).map(|number| heir(scene, operation, number, &json, lease, at_once, random.fork()));
-    join_all(heirs).await;
-}
-
-/// A host that has a ticket: it renews the lease, resumes the lock, or releases it.
-async fn heir(
-    scene: &Scene,
-    from: &Operation,
-    number: u8,
-    json: &str,
-    lease: Duration,
-    at_once: bool,
-    mut random: Rng,
-) {
-    let operation = from.heir(number);
-    let host = scene.host(&mut random, Network::Bad);
-    let locks = scene.stage.locks(&host);
-    let ticket = serde_json::from_str(json).unwrap();
-    let on_its_way = lease.mul_f64(random.f64() * random.f64());
-    sleep(if at_once { Duration::ZERO } else { on_its_way }).await;
-    for _ in 0..random.u8(0..=2) {
-        let renewal = lease.mul_f64(0.2 + 1.3 * random.f64());
-        match locks.renew_ticket(&ticket, renewal).await {
-            Ok(_) => operation.ticket_renewed(&serde_json::from_str(json).unwrap()),
-            Err(error) => operation.ticket_refused(&error),
-        }
-    }
-    if random.u8(0..6) == 0 {
-        if let Err(error) = locks.release_ticket(&ticket).await {
-            operation.ticket_refused(&error);
-        }
-        return;
-    }
-    let lock = match locks.resume(&ticket).await {
-        Ok(lock) => Arc::new(lock),
-        Err(error) => return operation.ticket_refused(&error),
-    };
-    operation.resumed(&lock, from);
-    sleep(lease.mul_f64(random.f64() * 1.2)).await;
-    if random.bool() {
-        operation.renewed(&lock, lock.renew(lease.mul_f64(0.2 + random.f64())).await);
-        sleep(lease.mul_f64(random.f64())).await;
-    }
-    match random.u8(0..10) {
-        0 => operation.ended("dropped its lock"),
-        _ => release(&operation, &lock).await,
     }
 }
 

@@ -28,9 +28,9 @@ const READ_EVERY: usize = 50;
 /// What uses the row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum User {
-    /// Locks, sets of one key, records, identities and tickets.
+    /// Locks, sets of one key, records and identities.
     Key,
-    /// The permits of a semaphore, some of them handed over.
+    /// The permits of a semaphore.
     Semaphore,
 }
 
@@ -113,44 +113,39 @@ impl Report {
 impl User {
     async fn operate(self, locks: &Locks, mut random: Rng) -> Result<(), Error> {
         let wait = Waiting::draw(&mut random).up_to(Duration::from_mins(1));
-        let held = match self {
-            Self::Semaphore => locks.semaphore(KEY, PERMITS).acquire().lease(LEASE).wait(wait).await?,
-            Self::Key => match random.u8(0..20) {
-                0 => return run_once(locks.clone(), wait).await,
-                1 | 2 => {
-                    let set = locks.acquire_all([KEY]).lease(LEASE).wait(wait).await?;
-                    return set.release().await;
-                }
-                3 | 4 => {
-                    let identity = format!("execution {}", random.u32(..));
-                    let acquire = || locks.acquire(KEY).identity(&identity).lease(LEASE).wait(wait);
-                    let first = acquire().await?;
-                    // The clock of the next acquire is later.
-                    sleep(Duration::from_millis(2)).await;
-                    let lock = if random.bool() { acquire().take_over().await? } else { first };
-                    return lock.release().await;
-                }
-                _ => locks.acquire(KEY).lease(LEASE).wait(wait).await?,
-            },
+        let acquire = || {
+            let acquire = match self {
+                Self::Key => locks.acquire(KEY),
+                Self::Semaphore => locks.semaphore(KEY, PERMITS).acquire(),
+            };
+            acquire.lease(LEASE).wait(wait)
+        };
+        let held = match random.u8(0..20) {
+            0 if self == Self::Key => return run_once(locks.clone(), wait).await,
+            1 | 2 if self == Self::Key => locks.acquire_all([KEY]).lease(LEASE).wait(wait).await?,
+            3..=6 => {
+                let identity = format!("execution {}", random.u32(..));
+                let first = acquire().identity(&identity).await?;
+                let (next, fence) = (acquire().identity(&identity), first.fence());
+                first.keep();
+                // The clock of the next acquire is later.
+                sleep(Duration::from_millis(2)).await;
+                if random.bool() { next.take_over().await? } else { next.take_over_from(fence).await? }
+            }
+            _ => acquire().await?,
         };
         sleep(millis(&mut random, 0..=20)).await;
-        release(locks, held, random).await
+        release(held, random).await
     }
 }
 
-async fn release(locks: &Locks, held: Lock, mut random: Rng) -> Result<(), Error> {
+async fn release(held: Lock, mut random: Rng) -> Result<(), Error> {
     match random.u8(0..10) {
-        0 => {
-            let ticket = held.into_ticket().unwrap();
-            locks.renew_ticket(&ticket, LEASE).await?;
-            locks.resume(&ticket).await?.release().await
-        }
-        1 => locks.release_ticket(&held.into_ticket().unwrap()).await,
-        2 => {
+        0 | 1 => {
             held.renew(LEASE).await?;
             held.release().await
         }
-        3 => {
+        2 => {
             drop(held);
             Ok(())
         }

@@ -24,12 +24,6 @@ pub enum Purpose {
     PutBack,
     /// Moves the end of the lease.
     Renew,
-    /// Moves the end of the lease, with a ticket.
-    RenewByTicket,
-    /// Leaves the sequence of a ticket whose renewal found a later end.
-    KeepByTicket,
-    /// Takes the lock of a ticket over.
-    Resume,
     /// Frees a key, a permit or a record, also as a part of a withdrawal.
     Release,
     /// Frees what another holder has, for an operator or for an identity.
@@ -55,7 +49,7 @@ pub fn purpose_of(operation: &str, request: &Value) -> Option<Purpose> {
 }
 
 /// The attributes that only the crate writes. A test compares them with `row/names` of the crate.
-pub const ATTRIBUTES: [&str; 26] = [
+pub const ATTRIBUTES: [&str; 25] = [
     "status",
     LEASE_END,
     "expiration",
@@ -63,7 +57,6 @@ pub const ATTRIBUTES: [&str; 26] = [
     "released",
     "sequence",
     "withdrawn",
-    "resumed",
     "fence",
     "holder",
     "acquired_at",
@@ -307,6 +300,12 @@ impl Write {
         self.sets("fence").unwrap().number_in(&answer["Attributes"]).unwrap()
     }
 
+    /// The fence that a takeover wants to be there, if it names one.
+    pub(crate) fn fence_seen(&self) -> Option<u64> {
+        let seen = self.equals("fence").or_else(|| self.equals(&permit_fence_of(&self.owner)));
+        seen.filter(|_| self.is_takeover())
+    }
+
     /// When the request was sent, in milliseconds by the clock of its sender, if it says so.
     pub(crate) fn sent(&self) -> Option<u64> {
         let condition = self.condition.leaves();
@@ -455,11 +454,8 @@ fn of_permit_named(condition: &Condition, update: &Update) -> Option<(Purpose, S
         let has = |name: &str| set().any(|(_, path, _)| path.name() == name);
         let purpose = match () {
             () if has("by") => Purpose::Acquire,
-            () if has("resumed") => Purpose::Resume,
             () if has("released") => Purpose::Release,
-            () if has(PERMIT_LEASE_END) && is_by_ticket(condition) => Purpose::RenewByTicket,
             () if has(PERMIT_LEASE_END) => Purpose::Renew,
-            () if has("sequence") => Purpose::KeepByTicket,
             () => return None,
         };
         return Some((purpose, of));
@@ -485,14 +481,11 @@ fn of_row(condition: &Condition, update: &Update) -> Option<Purpose> {
         () if set("status").and_then(Operand::value).is_some_and(|status| status["S"] == "COMPLETED") => {
             Purpose::Complete
         }
-        () if has("resumed") => Purpose::Resume,
         () if has("withdrawn") || (has("acquired_at") && has("released")) => Purpose::Withdraw,
         () if has("acquired_at") => Purpose::Acquire,
         () if has("released") && has("sequence") => Purpose::Release,
         () if has("released") => Purpose::Free,
-        () if has(LEASE_END) && is_by_ticket(condition) => Purpose::RenewByTicket,
         () if has(LEASE_END) => Purpose::Renew,
-        () if has("sequence") => Purpose::KeepByTicket,
         () if paths().map(Path::name).any(|name| ATTRIBUTES.contains(&name)) => return None,
         () => Purpose::Own,
     };
@@ -503,14 +496,6 @@ fn of_row(condition: &Condition, update: &Update) -> Option<Purpose> {
 fn is_never_met(condition: &Condition) -> bool {
     let Condition::And(terms) = condition else { return false };
     matches!(&terms[..], [Condition::Exists(one), Condition::Missing(other)] if one == other)
-}
-
-/// A request with a ticket also takes a row that has the sequence of the ticket.
-fn is_by_ticket(condition: &Condition) -> bool {
-    condition
-        .leaves()
-        .into_iter()
-        .any(|term| matches!(term, Condition::Compare(path, Comparison::Greater, _) if path.name() == "sequence"))
 }
 
 fn owner_of_row(condition: &Condition, update: &Update) -> String {

@@ -53,12 +53,10 @@ counts! {
     renewed,
     /// Releases and renewals that found the permit lost.
     lost,
-    /// Hosts that crashed while they held a permit.
+    /// Hosts that crashed while they held a permit, and permits that were kept for a later step.
     crashed,
     /// Acquires that withdrew without a permit.
     withdrawn,
-    /// Permits that another host resumed with a ticket.
-    resumed,
     /// Permits that a later acquire of their identity took over.
     taken_over,
     /// Takeovers that found no permit of their identity.
@@ -109,9 +107,6 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
         let interval = Duration::from_secs(if scene.has_nights { 600 } else { 5 });
         async move { scene.stage.sweep(interval, |rows| scene.ledger.swept(rows)).await }
     });
-    if stage::has_late_hand_overs(seed) {
-        tokio::spawn(late_hand_overs(Arc::clone(&scene), Rng::with_seed(seed)));
-    }
     let workers: Vec<_> = (0..random.usize(3..=6) + many.unwrap_or_default() as usize)
         .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
         .collect();
@@ -135,7 +130,6 @@ impl workflow::Kind for Scene {
     /// The key, and how many permits all attempts allow.
     type Wanted = (String, u32);
     type Operation = Operation;
-    type Held = Arc<Lock>;
 
     const WORKFLOWS: u64 = 2;
 
@@ -155,17 +149,18 @@ impl workflow::Kind for Scene {
         ("key alone".to_owned(), self.permits)
     }
 
+    fn key(operation: &Operation) -> &str {
+        &operation.key
+    }
+
     fn operation(&self, name: &str, (key, permits): &(String, u32), identity: &str, _: &mut Rng) -> Operation {
         Operation::new(name, key.clone(), *permits, Arc::clone(&self.ledger)).of_identity(identity)
     }
 
     async fn acquire(&self, operation: &Operation, ask: Ask<'_>, _: &mut Rng) -> Option<Arc<Lock>> {
-        let Ask { locks, identity, lease, wait, takes_over } = ask;
-        let acquire = locks.semaphore(&operation.key, operation.permits).acquire().holder(&operation.name);
-        let acquire = acquire.identity(identity).lease(lease).wait(wait);
-        match if takes_over { acquire.take_over().await } else { acquire.await } {
+        let acquire = ask.locks.semaphore(&operation.key, operation.permits).acquire().holder(&operation.name);
+        match ask.send(acquire).await {
             Ok(permit) => {
-                let permit = Arc::new(permit);
                 operation.acquired(&permit);
                 Some(permit)
             }
@@ -181,10 +176,6 @@ impl workflow::Kind for Scene {
         operation.renewed(permit, end, permit.renew(lease).await);
     }
 
-    async fn hand_over(&self, operation: &Operation, permit: Arc<Lock>, lease: Duration, random: Rng) {
-        hand_over(self, operation, permit, (lease, Duration::ZERO), false, random).await;
-    }
-
     async fn release(&self, operation: &Operation, permit: &Arc<Lock>) {
         release(operation, permit, Duration::ZERO).await;
     }
@@ -195,7 +186,13 @@ impl workflow::Kind for Scene {
     }
 
     fn ended(&self, operation: &Operation, how: &str) {
-        operation.left(how);
+        operation.ended(how);
+    }
+
+    fn left(self: &Arc<Self>, operation: &Operation, how: &str, random: Rng) {
+        if operation.left(how) {
+            tokio::spawn(take_over(Arc::clone(self), operation.key.clone(), random));
+        }
     }
 }
 
@@ -287,9 +284,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
                 let mut crash = Box::pin(timeout(millis(&mut random, 0..=2500), work));
                 if (&mut crash).await.is_err() {
                     host.crash();
-                    if operation.crashed() {
-                        tokio::spawn(take_over(Arc::clone(&scene), operation.key.clone(), random.fork()));
-                    }
+                    scene.left(&operation, "crashed", random.fork());
                     drop(crash);
                     host = scene.host(&mut random, Network::Bad);
                 }
@@ -297,7 +292,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
             // The invocation is cancelled, and the host continues.
             2 => {
                 let _ = timeout(millis(&mut random, 0..=1500), work).await;
-                operation.left("was dropped, or had ended");
+                operation.ended("was dropped, or had ended");
             }
             _ => work.await,
         }
@@ -321,7 +316,7 @@ async fn crowd(scene: &Scene, crowd: u32, random: &mut Rng) {
     }
     for permit in held {
         // The history does not wait for the releases of dropped permits.
-        let _ = permit.into_ticket().unwrap();
+        permit.keep();
     }
 }
 
@@ -371,89 +366,11 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
             sleep(lease.mul_f64(random.f64() * 1.2)).await;
         }
     }
-    if random.u8(0..4) == 0 {
-        // The answer to the last request of this process may be lost, or the request late.
-        let last_request = permit.renew(lease.mul_f64(0.5 + random.f64()));
-        let _ = timeout(millis(&mut random, 0..=200), last_request).await;
-        return hand_over(scene, operation, permit, (lease, min_hold), false, random).await;
-    }
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
-        0 => operation.left("dropped its permit"),
+        0 => operation.ended("dropped its permit"),
         _ => release(operation, &permit, min_hold).await,
     }
-}
-
-/// Hands permits over while the last request of the process before is on its way.
-async fn late_hand_overs(scene: Arc<Scene>, mut random: Rng) {
-    let locks = scene.stage.locks(&scene.host(&mut random, Network::Slow));
-    for step in 0..stage::LATE_HAND_OVERS {
-        let name = format!("late hand-over {step}");
-        let operation = Operation::new(&name, format!("handed over {step}"), 1, Arc::clone(&scene.ledger));
-        let lease = millis(&mut random, 10_000..=20_000);
-        let acquire = locks.semaphore(&operation.key, 1).acquire().holder(&operation.name).lease(lease);
-        match acquire.await {
-            Ok(permit) => {
-                let permit = Arc::new(permit);
-                operation.acquired(&permit);
-                let last_request = permit.renew(lease.mul_f64(0.2 + random.f64()));
-                let _ = timeout(millis(&mut random, 0..=100), last_request).await;
-                hand_over(&scene, &operation, permit, (lease, Duration::ZERO), true, random.fork()).await;
-            }
-            Err(error) => operation.refused(&error),
-        }
-    }
-}
-
-/// Makes a ticket of the permit for another host, which renews the lease, and resumes the permit or releases it.
-async fn hand_over(
-    scene: &Scene,
-    operation: &Operation,
-    permit: Arc<Lock>,
-    (lease, min_hold): (Duration, Duration),
-    at_once: bool,
-    mut random: Rng,
-) {
-    let (owner, fence, acquired_at) = (permit.owner().to_owned(), permit.fence(), permit.acquired_at());
-    // The ledger borrows the permit only for a moment.
-    let ticket = Arc::into_inner(permit).unwrap().into_ticket().unwrap();
-    operation.left("handed its permit over");
-    let host = scene.host(&mut random, Network::Bad);
-    let locks = scene.stage.locks(&host);
-    let on_its_way = lease.mul_f64(random.f64() * random.f64());
-    sleep(if at_once { Duration::ZERO } else { on_its_way }).await;
-    let mut end = ticket.expires_at();
-    for _ in 0..random.u8(0..=2) {
-        match locks.renew_ticket(&ticket, lease.mul_f64(0.2 + 1.3 * random.f64())).await {
-            Ok(renewed) => {
-                end = end.max(renewed);
-                operation.ticket_renewed(&serde_json::to_value(&ticket).unwrap());
-            }
-            Err(error) => operation.ticket_refused(&owner, end, &error),
-        }
-        sleep(lease.mul_f64(random.f64() / 4.0)).await;
-    }
-    if random.u8(0..4) == 0 {
-        match locks.release_ticket(&ticket).await {
-            Ok(()) => operation.kept(&owner, fence, acquired_at, min_hold),
-            Err(error) => operation.ticket_release_refused(&owner, ticket.expires_at(), end, &error),
-        }
-        return;
-    }
-    let permit = match locks.resume(&ticket).await {
-        Ok(permit) => Arc::new(permit),
-        Err(error) => return operation.ticket_refused(&owner, end, &error),
-    };
-    operation.resumed(&permit);
-    sleep(lease.mul_f64(random.f64() * 1.2)).await;
-    if random.bool() {
-        let renewal = lease.mul_f64(0.2 + random.f64());
-        let end = operation.earliest_end(&permit, renewal);
-        let renewed = permit.renew(renewal).await;
-        operation.renewed(&permit, end, renewed);
-        sleep(lease.mul_f64(random.f64())).await;
-    }
-    release(operation, &permit, min_hold).await;
 }
 
 async fn release(operation: &Operation, permit: &Arc<Lock>, min_hold: Duration) {

@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 use crate::guarantee::{BUDGET, CRASHES, SERVED};
 use crate::history::operator::operate;
 use crate::history::stage::{self, Network, REQUEST, Stage, Waiting, millis};
-use crate::history::workflow::{self, Ask};
+use crate::history::workflow::{self, Ask, Kind as _};
 use crate::history::{Mutation, Outcome, counts, liveness};
 use ledger::{Ledger, Operation};
 pub use mutations::MUTATIONS;
@@ -105,7 +105,6 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
 impl workflow::Kind for Scene {
     type Wanted = Vec<String>;
     type Operation = Operation;
-    type Held = Arc<Lock>;
 
     const WORKFLOWS: u64 = 2;
 
@@ -125,6 +124,10 @@ impl workflow::Kind for Scene {
         ["key alone", "key alone, too"].map(str::to_owned).into()
     }
 
+    fn key(operation: &Operation) -> &str {
+        &operation.keys[0]
+    }
+
     /// Some attempts are for some of the keys only.
     fn operation(&self, name: &str, keys: &Vec<String>, identity: &str, random: &mut Rng) -> Operation {
         let most = if random.u8(0..4) == 0 { random.usize(1..=keys.len()) } else { keys.len() };
@@ -133,21 +136,12 @@ impl workflow::Kind for Scene {
     }
 
     async fn acquire(&self, operation: &Operation, ask: Ask<'_>, random: &mut Rng) -> Option<Arc<Lock>> {
-        let Ask { locks, identity, lease, wait, takes_over } = ask;
-        let acquired = match operation.keys.as_slice() {
-            [key] if random.bool() => {
-                let acquire = locks.acquire(key).holder(&operation.name).identity(identity).lease(lease).wait(wait);
-                if takes_over { acquire.take_over().await } else { acquire.await }
-            }
-            keys => {
-                let acquire = locks.acquire_all(keys).holder(&operation.name).identity(identity);
-                let acquire = acquire.lease(lease).wait(wait);
-                if takes_over { acquire.take_over().await } else { acquire.await }
-            }
+        let acquire = match operation.keys.as_slice() {
+            [key] if random.bool() => ask.locks.acquire(key),
+            keys => ask.locks.acquire_all(keys),
         };
-        match acquired {
+        match ask.send(acquire.holder(&operation.name)).await {
             Ok(held) => {
-                let held = Arc::new(held);
                 operation.acquired(&held);
                 Some(held)
             }
@@ -163,13 +157,6 @@ impl workflow::Kind for Scene {
         operation.renewed(held, sent, held.renew(lease).await);
     }
 
-    /// A set has no ticket: the next process takes it over.
-    async fn hand_over(&self, operation: &Operation, held: Arc<Lock>, _: Duration, _: Rng) {
-        // The ledger borrows what is held only for a moment.
-        Arc::into_inner(held).unwrap().keep();
-        operation.left("kept its locks for a later step");
-    }
-
     async fn release(&self, operation: &Operation, held: &Arc<Lock>) {
         release(operation, held).await;
     }
@@ -182,7 +169,13 @@ impl workflow::Kind for Scene {
     }
 
     fn ended(&self, operation: &Operation, how: &str) {
-        operation.left(how);
+        operation.ended(how);
+    }
+
+    fn left(self: &Arc<Self>, operation: &Operation, how: &str, random: Rng) {
+        if operation.left(how) {
+            tokio::spawn(take_over(Arc::clone(self), operation.keys.clone(), random));
+        }
     }
 }
 
@@ -252,9 +245,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
                 let mut crash = Box::pin(timeout(millis(&mut random, 0..=2500), work));
                 if (&mut crash).await.is_err() {
                     at.crash();
-                    if operation.crashed() {
-                        tokio::spawn(take_over(Arc::clone(&scene), operation.keys.clone(), random.fork()));
-                    }
+                    scene.left(&operation, "crashed", random.fork());
                     drop(crash);
                     at = host(&mut random);
                 }
@@ -262,7 +253,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
             // The invocation is cancelled, and the host continues.
             2 => {
                 let _ = timeout(millis(&mut random, 0..=1500), work).await;
-                operation.left("was dropped, or had ended");
+                operation.ended("was dropped, or had ended");
             }
             _ => work.await,
         }
@@ -325,7 +316,7 @@ async fn work(scene: &Scene, locks: Locks, operation: &Operation, mut random: Rn
     }
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
-        0 => operation.left("dropped its locks"),
+        0 => operation.ended("dropped its locks"),
         _ => release(operation, &held).await,
     }
 }

@@ -69,7 +69,7 @@ pub(crate) struct Played {
 
 pub(crate) async fn play(plan: &Plan, site: &Site) -> Played {
     let folder = site.folder.join(&plan.name);
-    fs::create_dir_all(folder.join("tickets")).unwrap();
+    fs::create_dir_all(folder.join("executions")).unwrap();
     let client = site.place.client();
     let table = |what| format!("{}{what}-{}", site.prefix, plan.name);
     let (locks, effects) = (table("locks"), table("effects"));

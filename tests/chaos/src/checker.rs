@@ -157,7 +157,7 @@ impl Op<'_> {
         for event in &self.events {
             match &event.what {
                 What::Asks { keys: asked, .. } => keys.extend(asked.iter().map(String::as_str)),
-                What::Shows { key, .. } | What::Calls { key, .. } => keys.push(key),
+                What::Claims { key, .. } | What::Calls { key, .. } => keys.push(key),
                 _ => {}
             }
         }
@@ -225,8 +225,9 @@ impl History {
                     counts.add("clock steps seen", 1);
                 }
                 let name = match event.what {
-                    What::Has { again: false, .. } | What::MayCall { .. } => "acquisitions",
-                    What::Has { again: true, .. } => "resumed by a ticket",
+                    What::Has { .. } | What::MayCall { .. } => "acquisitions",
+                    What::Kept => "locks kept for an identity",
+                    What::Freed => "releases for an identity",
                     What::Renewed => "renewals",
                     What::Released => "releases",
                     What::Refused { .. } => "refusals read",

@@ -31,16 +31,15 @@ pub(crate) enum What {
         lease: u64,
         waits: bool,
     },
-    /// A request with a ticket begins.
-    Shows {
+    /// A request begins that may end what an earlier one of this identity has.
+    Claims {
         key: String,
-        fence: u64,
+        identity: String,
     },
-    /// The keys are held, with these fences. `again` if a ticket resumed them.
+    /// The keys are held, with these fences.
     Has {
         keys: Vec<String>,
         fences: Vec<u64>,
-        again: bool,
     },
     /// The holder considers itself valid: `is_valid` was asked at this time or later, and said yes.
     Valid,
@@ -51,8 +50,10 @@ pub(crate) enum What {
         lease: u64,
     },
     Renewed,
-    /// The lock is now a ticket.
-    Passed,
+    /// The lock stays held for its identity.
+    Kept,
+    /// The identity holds nothing any more.
+    Freed,
     Releases,
     /// A release is confirmed.
     Released,

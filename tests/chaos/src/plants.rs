@@ -24,7 +24,7 @@ pub(crate) struct Plant {
 }
 
 impl Plant {
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self {
             name: "a lock is acquired before its lease has ended",
             breaks: &[Broken::Alone],
@@ -80,10 +80,17 @@ impl Plant {
             ..Self::NONE
         },
         Self {
-            name: "a ticket works twice",
-            kind: Kind::Tickets,
+            name: "a takeover does not read whose lock it takes",
+            kind: Kind::Identities,
             breaks: &[Broken::Alone],
-            request: ticket_works_twice,
+            request: takeover_unread,
+            ..Self::NONE
+        },
+        Self {
+            name: "a takeover keeps the fence of the step before",
+            kind: Kind::Identities,
+            breaks: &[Broken::Fences],
+            request: takeover_keeps_fence,
             ..Self::NONE
         },
         Self {
@@ -238,9 +245,22 @@ fn half_acquired(request: &mut Request) {
     }
 }
 
-fn ticket_works_twice(request: &mut Request) {
-    if let Some(resumption) = request.update_for(Purpose::Resume) {
-        resumption.ignore("sequence");
+fn takeover_unread(request: &mut Request) {
+    if let Some(takeover) = request.update_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
+        takeover.rewrite(|term| match term {
+            Condition::BeginsWith(path, _) => *term = Condition::Exists(path.clone()),
+            Condition::Compare(path, Comparison::Equal, _) if ["owner", "fence"].contains(&path.name()) => {
+                *term = Condition::Exists(path.clone());
+            }
+            _ => {}
+        });
+    }
+}
+
+fn takeover_keeps_fence(request: &mut Request) {
+    if let Some(takeover) = request.update_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
+        let seen = takeover.equals("fence").unwrap();
+        takeover.change("fence", |_| seen);
     }
 }
 

@@ -191,7 +191,7 @@ async fn without_mistakes(settings: &Settings, site: &Site, report: &mut Vec<Str
                 (Kind::Locks, 3, 4),
                 (Kind::Sets, 2, 4),
                 (Kind::Permits, 2, 5),
-                (Kind::Tickets, 3, 3),
+                (Kind::Identities, 3, 3),
                 (Kind::Records, 3, 3),
                 (Kind::Queue, 2, 3),
                 (Kind::Rates, 2, 3),

@@ -1,11 +1,11 @@
 //! A process that works for a while on one kind of lock, and writes down what it believes.
 
 mod hold;
+mod identity;
 mod probe;
 mod rate;
 mod rebuild;
 mod record;
-mod ticket;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use aws_sdk_dynamodb::Client;
 use clap::{Args, ValueEnum};
 use fastrand::Rng;
 use futures_util::future::join_all;
-use lambda_lock::{Error, Locks, Rate};
+use lambda_lock::{Error, Lock, Locks, Rate};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::clocks;
@@ -29,7 +29,7 @@ pub(crate) enum Kind {
     Locks,
     Sets,
     Permits,
-    Tickets,
+    Identities,
     Records,
     Queue,
     Rates,
@@ -46,10 +46,10 @@ impl fmt::Display for Kind {
 
 /// The longest lease of any operation. A holder that is gone blocks no one for longer, except for the clock skew.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_millis(1500);
-/// The keys of locks, of sets, and of tickets.
+/// The keys of locks, of sets, and of executions.
 pub(crate) const LOCKS: u64 = 12;
 pub(crate) const SETS: u64 = 10;
-pub(crate) const TICKETS: u64 = 6;
+pub(crate) const EXECUTIONS: u64 = 6;
 /// The semaphores, and how many permits each has.
 pub(crate) const PERMITS: [(&str, u32); 3] = [("permit-0", 2), ("permit-1", 3), ("permit-2", 5)];
 /// The rates: how many calls in which period, and how many may come at once.
@@ -121,7 +121,7 @@ impl Worker {
                 Kind::Queue => Box::pin(Arc::clone(&self).deliver(&mut random)).await,
                 Kind::Rates => Box::pin(self.call(&mut random)).await,
                 Kind::Rebuilds => Box::pin(self.rebuild(&mut random)).await,
-                Kind::Tickets => Box::pin(self.with_ticket(&mut random)).await,
+                Kind::Identities => Box::pin(self.work_on_execution(&mut random)).await,
                 _ => Box::pin(self.lock_and_work(&mut random)).await,
             }
         }
@@ -138,6 +138,15 @@ impl Worker {
 
     fn note(&self, op: u64, what: What) {
         self.log.note(op, what);
+    }
+
+    /// Writes down what came of an acquire.
+    fn answered(&self, op: u64, answer: Result<Lock, Error>) -> Option<Lock> {
+        match &answer {
+            Ok(held) => self.note(op, hold::has(held)),
+            Err(error) => self.failed(op, error),
+        }
+        answer.ok()
     }
 
     fn failed(&self, op: u64, error: &Error) {

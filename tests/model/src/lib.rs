@@ -1,7 +1,7 @@
 //! A bounded exhaustive model of the protocol, for the checker `stateright`.
 //!
 //! The histories in `tests/src` run the code that ships in random situations. This model tries every situation within its
-//! bounds, and it runs the code that ships, too: the loop of an acquire, and each request of a holder, of a ticket and of an
+//! bounds, and it runs the code that ships, too: the loop of an acquire, and each request of a holder and of an
 //! operator, with what they make of the answers. Only the table and the network are its own: `table` evaluates conditions and
 //! updates on rows in memory, and `world` delivers requests in any order, late, twice or never. A search is small: it has a
 //! few clients, and some of the faults.
@@ -10,8 +10,7 @@
 //! - Time passes in ticks, which are as long as the skew. A lease takes two.
 //! - The network loses a request or its answer, delays a request, or applies an unanswered one twice.
 //! - A client dies at any moment: it does nothing more, and what it has sent may still arrive.
-//! - A client renews its lock, completes its record, or hands its lock over to two processes, of which each resumes, renews or
-//!   releases it.
+//! - A client renews its lock, or completes its record.
 //! - An operator frees what it has seen. TTL deletes a row.
 
 #[expect(dead_code, reason = "the histories use all of it")]

@@ -33,8 +33,6 @@ pub enum Mistake {
     ReleaseWithoutNumber,
     /// The number of a release is larger than those of its owner only, not than those of others that have died.
     ReleaseWithoutClock,
-    /// A ticket does not know the attempts of its owner that were not answered.
-    TicketWithoutNumbers,
     /// A request does not read whether a later one was applied.
     SequenceIgnored,
     /// A withdrawal ends what is in progress.
@@ -80,9 +78,7 @@ impl Mistake {
     fn change_number(self, what: &str, request: &mut Request, now: Duration) {
         let number = match (self, what) {
             (Self::NumberNotRaised, "acquire") => now.as_micros(),
-            (Self::ReleaseWithoutClock, "release") | (Self::TicketWithoutNumbers, "release by ticket") => {
-                number_in(request, ":own") + 1
-            }
+            (Self::ReleaseWithoutClock, "release") => number_in(request, ":own") + 1,
             (Self::FreeingWithoutNumbers, "free") => number_in(request, ":fence") + 1,
             _ => return,
         };
@@ -120,7 +116,7 @@ impl Mistake {
                 update.set.retain(|(path, _)| !["fence", "released", "withdrawn"].contains(&path.name()));
                 update.remove.push(Path::attribute("owner"));
             }
-            (Self::TicketWithoutNumbers, "release by ticket") | (Self::FreeingWithoutNumbers, "free") => {
+            (Self::FreeingWithoutNumbers, "free") => {
                 update.set.retain(|(path, _)| path.name() != "withdrawn");
             }
             (Self::SequenceIgnored, _) => ignore(condition, &["sequence"], Comparison::Greater),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lambda_lock::embedded::DynamoDb;
 use lambda_lock::model::{self, Acquiring, Clocks, Done, Held, Operation, Progress, Reply, Request, Step};
-use lambda_lock::{Acquire, Backoff, Locks, Ticket, Wait};
+use lambda_lock::{Acquire, Backoff, Locks, Wait};
 use serde_json::{Value, json};
 use stateright::{Model, Property};
 
@@ -81,10 +81,8 @@ pub struct Bounds {
     pub frees: u32,
     /// How many times TTL deletes a row.
     pub deletions: u32,
-    /// How many times a lock or a ticket is renewed.
+    /// How many times a lock is renewed.
     pub renewals: u32,
-    /// How many locks are handed over.
-    pub handovers: u32,
     /// A released lock stays held for a minimum time.
     pub holds: bool,
     /// How many states are visited.
@@ -105,7 +103,6 @@ impl Default for Bounds {
             frees: 0,
             deletions: 0,
             renewals: 0,
-            handovers: 0,
             holds: false,
             states: 2_000_000,
         }
@@ -159,8 +156,6 @@ enum Phase {
     /// With an acquire that goes on after it.
     Operating(Operation, Sent, Option<Acquiring>),
     Holding(Held),
-    /// It has a ticket, which is valid until then.
-    Ticket(Ticket, Duration),
     /// It has ended: nothing of it may hold anything.
     Ended,
     /// The same. It was skipped, because the holder with this number runs once more.
@@ -217,8 +212,6 @@ pub(crate) enum What {
     GoOn,
     Renew,
     Complete,
-    HandOver,
-    Resume,
 }
 
 const HOLDERS: &str = "no more valid holders than there may be";
@@ -390,7 +383,6 @@ impl World {
                 Phase::LeftTo(number)
             }
             (Ok(Done::Held(held)), None) if held.is_valid(state.now(index)) => Phase::Holding(held),
-            (Ok(Done::Renewed(ticket, until)), None) => Phase::Ticket(ticket, until),
             _ => Phase::Left,
         };
         state.change(index, |client| client.phase = phase);
@@ -555,17 +547,6 @@ impl World {
                 if places != vec![held.number(); self.keys_of(index).len()] {
                     state.broken = Some(PLACE);
                 }
-            }
-            // A ticket that others have as well may have been used.
-            let is_only_ticket =
-                |other: &Arc<Printed<Client>>| other.owner != client.owner || matches!(other.phase, Phase::Ticket(..));
-            if matches!(client.phase, Phase::Ticket(_, until) if clocks(state.ticks, client.is_ahead).wall < until)
-                && state.clients.iter().all(is_only_ticket)
-                && state.clients.iter().position(|other| other.owner == client.owner) == Some(index)
-                && !client.is_freed
-                && !client.is_lost
-            {
-                holders += 1;
             }
             let has_ended = match client.phase {
                 Phase::Ended | Phase::LeftTo(_) => true,
@@ -821,16 +802,6 @@ impl Model for World {
                     if left.renewals > 0 && held.is_valid(state.now(index)) {
                         does(What::Renew);
                     }
-                    if left.handovers > 0 {
-                        does(What::HandOver);
-                    }
-                }
-                Phase::Ticket(..) => {
-                    does(What::GoOn);
-                    does(What::Resume);
-                    if left.renewals > 0 {
-                        does(What::Renew);
-                    }
                 }
                 Phase::Asking(..) | Phase::Operating(..) => {
                     actions.push(Action::Answered(index));
@@ -885,26 +856,6 @@ impl Model for World {
                     (What::Renew, Phase::Holding(held)) => {
                         state.left.renewals -= 1;
                         Some(held.renew(renewal, now))
-                    }
-                    (What::HandOver, Phase::Holding(held)) => {
-                        state.left.handovers -= 1;
-                        let until = held.until();
-                        let phase = Phase::Ticket(held.hand_over(&self.locks, now), until);
-                        // Two processes get the ticket.
-                        let Client { owner, is_ahead, .. } = &**last.clients[index];
-                        let copy = state.add(owner.clone(), phase.clone(), !is_ahead);
-                        let Client { is_lost, is_freed, .. } = **last.clients[index];
-                        state.change(copy, |client| (client.is_lost, client.is_freed) = (is_lost, is_freed));
-                        state.change(index, |client| client.phase = phase);
-                        None
-                    }
-                    (What::GoOn, Phase::Ticket(ticket, _)) => Some(Operation::release_ticket(ticket, now)),
-                    (What::Renew, Phase::Ticket(ticket, _)) => {
-                        state.left.renewals -= 1;
-                        Some(Operation::renew_ticket(ticket, renewal, now))
-                    }
-                    (What::Resume, Phase::Ticket(ticket, _)) => {
-                        Some(Operation::resume(ticket, &format!("resumption {index}"), now))
                     }
                     _ => return None,
                 };

@@ -126,17 +126,6 @@ fn minimum_holds_have_no_counterexample() {
 }
 
 #[test]
-fn tickets_have_no_counterexample() {
-    let events = ["renew", "resume", "renew by ticket", "release by ticket"];
-    for subject in [Subject::Key, Subject::Permits(1, 1)] {
-        let bounds = Bounds { handovers: 1, renewals: 1, lease: 2, ..Bounds::default() };
-        assert_no_counterexample(subject, bounds, &events);
-        let bounds = Bounds { clients: 1, unanswered: 2, attempts: 3, renewals: 0, ..bounds };
-        assert_no_counterexample(subject, bounds, &["arrived late", "acquired after a lost answer", "resume"]);
-    }
-}
-
-#[test]
 fn freeing_by_an_operator_has_no_counterexample() {
     for subject in [Subject::Key, Subject::Permits(1, 1)] {
         let bounds = Bounds { frees: 1, deaths: 1, ..Bounds::default() };
@@ -171,7 +160,6 @@ fn every_mistake_has_a_counterexample() {
     let alone = Bounds { clients: 1, unanswered: 2, attempts: 3, ..any };
     let freed = Bounds { frees: 1, ..any };
     let freed_after_death = Bounds { clients: 1, deaths: 1, unanswered: 1, attempts: 2, ..freed };
-    let handed_over = Bounds { handovers: 1, lease: 2, ..alone };
     let later = Bounds { ticks: 3, unanswered: 1, ..any };
     let three = Bounds { clients: 3, ..any };
     let renewed = Bounds { renewals: 1, ..any };
@@ -189,10 +177,6 @@ fn every_mistake_has_a_counterexample() {
         (Mistake::ReleaseWithoutNumber, key, alone),
         (Mistake::ReleaseWithoutNumber, permit, alone),
         (Mistake::ReleaseWithoutClock, key, Bounds { deaths: 1, ticks: 2, ..any }),
-        (Mistake::TicketWithoutNumbers, key, handed_over),
-        (Mistake::TicketWithoutNumbers, permit, handed_over),
-        (Mistake::SequenceIgnored, key, handed_over),
-        (Mistake::SequenceIgnored, permit, handed_over),
         (Mistake::WithdrawalEnds, Subject::Record, Bounds { before: Before::Foreign, ..later }),
         (Mistake::WithdrawalExpires, key, Bounds { before: Before::Old, deletions: 1, unanswered: 1, ..any }),
         (Mistake::WithdrawalUnnumbered, key, alone),

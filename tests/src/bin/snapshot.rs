@@ -107,6 +107,6 @@ async fn held() -> (DynamoDb, Host, Locks) {
     let host = engine.host().build();
     let locks = Locks::builder(host.client(), "locks").build().unwrap();
     locks.create_table().await.unwrap();
-    let _kept = locks.acquire("job").lease(Duration::from_hours(24)).await.unwrap().into_ticket().unwrap();
+    locks.acquire("job").lease(Duration::from_hours(24)).await.unwrap().keep();
     (engine, host, locks)
 }

@@ -71,6 +71,8 @@ impl Identities {
                 effect.has_taken_over = is_same && now.is_held && sent.is_some_and(|sent| sent < now.end);
                 if write.is_takeover() && !effect.has_taken_over {
                     effect.breaks = broke("a takeover took what its identity does not hold");
+                } else if write.fence_seen().is_some_and(|seen| seen != now.fence) {
+                    effect.breaks = broke("a takeover took another acquisition than it names");
                 }
                 if is_same && now.owner != *owner {
                     self.superseded.insert((place.to_owned(), now.owner.clone()));
@@ -85,23 +87,17 @@ impl Identities {
                 let (end, fence) = (end.unwrap_or_default(), fence.unwrap_or_default());
                 *now = Place { owner: owner.clone(), is_held: true, is_freed: false, fence, end, acquires };
             }
-            Purpose::Renew
-            | Purpose::RenewByTicket
-            | Purpose::KeepByTicket
-            | Purpose::Resume
-            | Purpose::Release
-            | Purpose::Free => {
+            Purpose::Renew | Purpose::Release | Purpose::Free => {
                 if now.owner != *owner {
                     effect.breaks = broke("a request changed what another owner has");
                 } else if now.is_freed && write.purpose != Purpose::Free {
                     effect.breaks = broke("its owner changed what others have freed");
                 }
                 now.end = end.unwrap_or(now.end);
-                if !matches!(write.purpose, Purpose::Release | Purpose::Free) {
+                if write.purpose == Purpose::Renew {
                     // An owner that renews the place has it, even if only a late attempt took it for this owner.
                     self.superseded.remove(&(place.to_owned(), owner.clone()));
-                }
-                if matches!(write.purpose, Purpose::Release | Purpose::Free) {
+                } else {
                     now.is_held = false;
                     *self.ended.entry(place.to_owned()).or_default() += 1;
                 }
@@ -203,6 +199,12 @@ impl Identities {
         let (owner, fence) = acquisition(seen);
         let now = self.places.get(place).filter(|now| now.is_held && now.owner == owner && now.fence == fence);
         now.map(|_| format!("{FREED}: {place}: a release by force answered {is_freed}, and did not free it"))
+    }
+
+    /// Why a takeover may not be refused: its identity has had the place since before, until the end of the lease.
+    pub(crate) fn refused(&self, place: &str, identity: &str, before: &Before, now: SystemTime) -> Option<String> {
+        let has_held = self.has_held(place, identity, before, now);
+        has_held.then(|| format!("{FREED}: a takeover did not find that {identity} has {place}"))
     }
 
     /// Returns `true` if the identity had the place at that time, and has had it since.

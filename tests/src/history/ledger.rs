@@ -51,8 +51,10 @@ pub(crate) struct Kept {
     /// By nonce: the end of the lease with its margin, counted from when its request was applied.
     ends: HashMap<String, SystemTime>,
     crashes: Vec<Crash>,
-    /// By key and in order: the times and nonces of acquires.
-    taken: Vec<(String, SystemTime, String)>,
+    /// In order.
+    taken: Vec<Taken>,
+    /// By key: the largest fence that a receiver has seen.
+    written: HashMap<String, u64>,
     /// By nonce.
     holds: HashMap<String, Hold>,
     identities: Identities,
@@ -63,10 +65,14 @@ struct Hold {
     /// Its end after an early release.
     until: SystemTime,
     operation: String,
-    /// The lock was handed over, and the hold goes with the ticket.
-    is_handed_over: bool,
-    /// Another host may have dropped the lock, which clears the hold.
-    is_uncertain: bool,
+}
+
+/// An acquire that was applied.
+struct Taken {
+    key: String,
+    at: SystemTime,
+    owner: String,
+    fence: u64,
 }
 
 /// The state of a row after the applied requests.
@@ -112,13 +118,13 @@ impl Ledger {
     pub(super) fn outcome(&self) -> Outcome {
         let Page { mut journal, kept: state } = self.take();
         for Crash { key, owner, at, cap } in &state.crashes {
-            let next = state.taken.iter().find(|(taken, when, by)| taken == key && when >= at && by != owner);
+            let next = state.taken.iter().find(|next| next.key == *key && next.at >= *at && next.owner != *owner);
             // A late release may have kept the key for its minimum hold.
             let hold = state.holds.get(owner).filter(|_| state.released.contains(owner));
             let ends = state.ends[owner].max(hold.map_or(*at, |hold| hold.until + 2 * self.clock_skew));
             // The end of the lease includes the skew once. The clock of the next holder may be behind by it once more.
             let latest = ends.max(*at) + self.clock_skew + *cap + 2 * LATENCY + self.slack;
-            if next.is_none_or(|(_, when, _)| *when > latest) {
+            if next.is_none_or(|next| next.at > latest) {
                 let what = format!("{CRASHES}: {key}, whose holder crashed, was not taken again in time");
                 journal.broke(self.engine.now(), what);
             }
@@ -151,8 +157,7 @@ impl Ledger {
             self.broke(state, format!("{WITHDRAWN}: {key} was taken by {holder}, which had withdrawn"));
         }
         let last = state.rows.get(key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
-        let hold = last.and_then(|owner| state.holds.get(owner)).filter(|hold| !hold.is_uncertain);
-        if hold.is_some_and(|hold| now < hold.until) {
+        if last.and_then(|owner| state.holds.get(owner)).is_some_and(|hold| now < hold.until) {
             self.broke(state, format!("{key} was taken before its minimum hold was over"));
         }
         if state.done.contains(owner) {
@@ -163,13 +168,7 @@ impl Ledger {
         let end = update.number(LEASE_END).unwrap();
         state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
         state.applied.insert((key.clone(), fence), holder);
-        state.taken.push((key.clone(), now, owner.clone()));
-    }
-}
-
-impl Kept {
-    fn holds_of(&mut self, operation: &str) -> impl Iterator<Item = &mut Hold> {
-        self.holds.values_mut().filter(move |hold| hold.operation == operation)
+        state.taken.push(Taken { key: key.clone(), at: now, owner: owner.clone(), fence });
     }
 }
 
@@ -223,28 +222,6 @@ impl Observe for Ledger {
                     state.released.insert(owner);
                 } else {
                     row.withdrawn = update.gives_up().unwrap();
-                }
-            }
-            Purpose::Resume => {
-                let row = state.rows.entry(key.clone()).or_default();
-                row.sequence = update.number("sequence").unwrap();
-                if row.owner != owner {
-                    ledger.broke(&mut state, format!("{OWNERS}: {key}: a resumption changed another holder's row"));
-                }
-            }
-            // A mutation leaves the number of the row.
-            Purpose::KeepByTicket => {
-                state.rows.entry(key).or_default().sequence = update.compared("sequence").unwrap();
-            }
-            Purpose::RenewByTicket => {
-                let end = end.unwrap();
-                let row = state.rows.entry(key.clone()).or_default();
-                let before = std::mem::replace(&mut row.end, end);
-                row.sequence = update.compared("sequence").unwrap();
-                if row.owner != owner || state.released.contains(&owner) {
-                    ledger.broke(&mut state, format!("{OWNERS}: {key}: a ticket changed a row that is not its own"));
-                } else if end < before {
-                    ledger.broke(&mut state, format!("{ORDER}: {key}: a ticket shortened the lease"));
                 }
             }
             Purpose::Renew | Purpose::Release => {

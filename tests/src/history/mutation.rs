@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 
 use crate::guarantee::{FENCES, FREED, HOLDERS, ITSELF, ORDER, OWNERS, WITHDRAWN};
 use crate::request::expression::{Comparison, Condition, Operand, Path};
-use crate::request::{LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, either, identity_of};
+use crate::request::{
+    LEASE_END, PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, either, identity_of, permit_fence_of,
+};
 
 /// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, Lambda by
 /// rewriting a batch or its answer, or the history by omitting a setting. The code under test has no switch for it: it
@@ -42,7 +44,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 25] = [
+    pub const LOCK: [Self; 22] = [
         Self {
             name: "no nonce check on refusal",
             breaks: ITSELF,
@@ -88,7 +90,7 @@ impl Mutation {
             ..Self::NONE
         },
         Self {
-            name: "a release follows the ticket that was used",
+            name: "a late release undoes a later one",
             breaks: ORDER,
             request: |request| ignore(request, Purpose::Release, "sequence"),
             ..Self::NONE
@@ -107,51 +109,6 @@ impl Mutation {
             ..Self::NONE
         },
         Self {
-            name: "a ticket works twice",
-            breaks: HOLDERS,
-            request: |request| ignore(request, Purpose::Resume, "sequence"),
-            ..Self::NONE
-        },
-        Self {
-            name: "a resumption does not use up the ticket",
-            breaks: HOLDERS,
-            request: resumption_leaves_number,
-            ..Self::NONE
-        },
-        Self {
-            name: "a resumption does not read whose row it is",
-            breaks: OWNERS,
-            first_seed: 99,
-            request: resumption_without_owner,
-            ..Self::NONE
-        },
-        Self {
-            name: "a resumed lock counts its lease from the resumption",
-            breaks: HOLDERS,
-            first_seed: 163,
-            answer: resumption_with_new_lease,
-            ..Self::NONE
-        },
-        Self {
-            name: "a late renewal by a ticket shortens the lease",
-            breaks: ORDER,
-            request: ticket_shortens,
-            ..Self::NONE
-        },
-        Self {
-            name: "a renewal by a ticket leaves the number of the row",
-            breaks: ORDER,
-            first_seed: 923,
-            request: ticket_leaves_number,
-            ..Self::NONE
-        },
-        Self {
-            name: "a renewal by a ticket that keeps the end leaves the number of the row",
-            breaks: ORDER,
-            request: kept_end_leaves_number,
-            ..Self::NONE
-        },
-        Self {
             name: "a release ends the minimum hold early",
             breaks: "before its minimum hold was over",
             request: hold_ends_early,
@@ -160,7 +117,27 @@ impl Mutation {
         Self {
             name: "a takeover does not read whose lock it saw",
             breaks: FREED,
-            request: identity_unread,
+            request: |request| takeover_unread(request, &["owner", "fence"]),
+            ..Self::NONE
+        },
+        Self {
+            name: "a takeover does not check the identity",
+            breaks: FREED,
+            request: |request| takeover_unread(request, &["owner"]),
+            ..Self::NONE
+        },
+        Self {
+            name: "a takeover does not compare the fence",
+            breaks: FREED,
+            request: |request| takeover_unread(request, &["fence"]),
+            ..Self::NONE
+        },
+        Self { name: "a takeover takes what has ended", breaks: FREED, request: takeover_of_ended, ..Self::NONE },
+        Self {
+            name: "a takeover keeps the fence of the step before",
+            breaks: FENCES,
+            is_common: true,
+            request: takeover_keeps_fence,
             ..Self::NONE
         },
         Self {
@@ -334,53 +311,6 @@ fn turn_without_release(request: &mut Request) {
     }
 }
 
-fn resumption_leaves_number(request: &mut Request) {
-    if let Some(resumption) = request.update_for(Purpose::Resume) {
-        resumption.change("sequence", |next| next - 1);
-    }
-}
-
-fn resumption_without_owner(request: &mut Request) {
-    if let Some(resumption) = request.update_for(Purpose::Resume) {
-        resumption.loosen("owner");
-        // A fence belongs to one owner.
-        resumption.loosen("fence");
-    }
-}
-
-/// How much later the lease of a resumed lock ends.
-pub(crate) fn end_later(end: &mut Value) {
-    let stored: u64 = end["N"].as_str().unwrap().parse().unwrap();
-    *end = json!({ "N": (stored + 2500).to_string() });
-}
-
-fn resumption_with_new_lease(request: &Request, answer: &mut Answer) {
-    if request.is_update_for(Purpose::Resume) && answer.status == 200 {
-        end_later(&mut answer.body["Attributes"][LEASE_END]);
-    }
-}
-
-fn ticket_shortens(request: &mut Request) {
-    if let Some(renewal) = request.update_for(Purpose::RenewByTicket) {
-        renewal.loosen_only(LEASE_END, Comparison::Less);
-    }
-}
-
-pub(crate) fn ticket_leaves_number(request: &mut Request) {
-    if let Some(renewal) = request.update_for(Purpose::RenewByTicket) {
-        renewal.set_mut("sequence");
-        renewal.update.set.retain(|(path, _)| path.name() != "sequence");
-    }
-}
-
-pub(crate) fn kept_end_leaves_number(request: &mut Request) {
-    if let Some(renewal) = request.update_for(Purpose::KeepByTicket) {
-        for (path, number) in &mut renewal.update.set {
-            *number = Operand::Path(path.clone());
-        }
-    }
-}
-
 fn hold_ends_early(request: &mut Request) {
     if let Some(release) = request.update_for(Purpose::Release) {
         release.change(LEASE_END, |end| end.saturating_sub(1500));
@@ -389,7 +319,7 @@ fn hold_ends_early(request: &mut Request) {
 
 /// The row shows the owner from before.
 pub(crate) fn takeover_leaves(request: &mut Request, nonce: &str) {
-    for takeover in request.writes_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
+    for takeover in takeovers(request) {
         takeover.set_mut(nonce);
         takeover.update.set.retain(|(path, _)| path.name() != nonce);
     }
@@ -423,11 +353,35 @@ fn forced_leaves_number(request: &mut Request) {
     }
 }
 
-/// A takeover takes what is held now, rather than what its identity had.
-pub(crate) fn identity_unread(request: &mut Request) {
-    for takeover in request.writes_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
-        takeover.loosen("owner");
-        takeover.loosen_only("fence", Comparison::Equal);
+fn takeovers(request: &mut Request) -> impl Iterator<Item = &mut Write> {
+    request.writes_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover())
+}
+
+/// A takeover does not compare these attributes with what it saw, or was told.
+pub(crate) fn takeover_unread(request: &mut Request, attributes: &[&str]) {
+    for takeover in takeovers(request) {
+        let fence = permit_fence_of(&takeover.owner);
+        let is_unread = |path: &Path| attributes.contains(&if path.name() == fence { "fence" } else { path.name() });
+        takeover.rewrite(|term| match term {
+            Condition::BeginsWith(path, _) if is_unread(path) => *term = Condition::Exists(path.clone()),
+            Condition::Compare(path, Comparison::Equal, seen) if is_unread(path) => {
+                *term = either(path, Comparison::Equal, seen);
+            }
+            _ => {}
+        });
+    }
+}
+
+pub(crate) fn takeover_of_ended(request: &mut Request) {
+    for takeover in takeovers(request) {
+        takeover.ignore(if takeover.is_of_permit() { PERMIT_LEASE_END } else { LEASE_END });
+    }
+}
+
+fn takeover_keeps_fence(request: &mut Request) {
+    for takeover in takeovers(request) {
+        let seen = takeover.equals("fence").unwrap();
+        takeover.change("fence", |_| seen);
     }
 }
 

@@ -233,14 +233,6 @@ pub(crate) fn millis(random: &mut Rng, range: RangeInclusive<u64>) -> Duration {
     Duration::from_micros(random.u64(range.start() * 1000..=range.end() * 1000))
 }
 
-/// Returns `true` if locks are handed over in this history while a request of the process before is on its way.
-pub(crate) fn has_late_hand_overs(seed: u64) -> bool {
-    seed % 5 == 3
-}
-
-/// How many of them.
-pub(crate) const LATE_HAND_OVERS: usize = 6;
-
 /// The events of a history, and its violations.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {

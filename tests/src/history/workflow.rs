@@ -1,13 +1,14 @@
-//! Workflows: hosts with the same identity acquire something, one after the other or at once, take it over from each other, and
-//! free it for their identity.
+//! Workflows: hosts with the same identity acquire something, keep it for each other, take it over, one after the other or at
+//! once, and free it for their identity. A step passes its fence on to the next one. Steps crash, are cancelled, run twice at
+//! once, and run again when the workflow has gone on.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Locks, Wait};
+use lambda_lock::{Acquire, Error, Lock, Locks, Wait};
 use tokio::time::{sleep, timeout};
 
 use super::stage::{Network, Stage, Waiting, millis};
@@ -19,9 +20,8 @@ const EVERY: u64 = 3;
 pub(crate) trait Kind: Send + Sync + Sized + 'static {
     /// What a workflow acquires.
     type Wanted: Send + Sync;
-    /// One attempt of a workflow, which reports to the ledger.
+    /// One attempt of a step, which reports to the ledger.
     type Operation: Send + Sync;
-    type Held: Send;
 
     /// How many workflows a history has, if it has any.
     const WORKFLOWS: u64;
@@ -35,6 +35,9 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
     /// What nobody else wants.
     fn alone(&self) -> Self::Wanted;
 
+    /// A key of what is wanted.
+    fn key(operation: &Self::Operation) -> &str;
+
     fn operation(&self, name: &str, wanted: &Self::Wanted, identity: &str, random: &mut Rng) -> Self::Operation;
 
     /// Acquires what the operation is for, and reports it.
@@ -43,36 +46,53 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
         operation: &Self::Operation,
         ask: Ask<'_>,
         random: &mut Rng,
-    ) -> impl Future<Output = Option<Self::Held>> + Send;
+    ) -> impl Future<Output = Option<Arc<Lock>>> + Send;
 
-    fn renew(&self, operation: &Self::Operation, held: &Self::Held, lease: Duration)
-    -> impl Future<Output = ()> + Send;
+    /// Writes to a receiver that keeps the largest fence, if there is one.
+    fn write(&self, _: &Self::Operation, _: &Lock) {}
 
-    /// Leaves what is held to another process.
-    fn hand_over(
-        &self,
-        operation: &Self::Operation,
-        held: Self::Held,
-        lease: Duration,
-        random: Rng,
-    ) -> impl Future<Output = ()> + Send;
+    fn renew(&self, operation: &Self::Operation, held: &Arc<Lock>, lease: Duration) -> impl Future<Output = ()> + Send;
 
-    fn release(&self, operation: &Self::Operation, held: &Self::Held) -> impl Future<Output = ()> + Send;
+    fn release(&self, operation: &Self::Operation, held: &Arc<Lock>) -> impl Future<Output = ()> + Send;
 
     /// Frees for the identity what the operation is for, and reports it.
     fn stop(&self, operation: &Self::Operation, locks: &Locks, identity: &str) -> impl Future<Output = ()> + Send;
 
     /// Reports the end of an attempt without a release.
     fn ended(&self, operation: &Self::Operation, how: &str);
+
+    /// Reports the end of an attempt whose lock stays. Another client waits for it.
+    fn left(self: &Arc<Self>, operation: &Self::Operation, how: &str, random: Rng);
 }
 
 /// What an attempt asks for.
 pub(crate) struct Ask<'a> {
     pub(crate) locks: &'a Locks,
-    pub(crate) identity: &'a str,
-    pub(crate) lease: Duration,
-    pub(crate) wait: Wait,
-    pub(crate) takes_over: bool,
+    identity: &'a str,
+    lease: Duration,
+    wait: Wait,
+    how: How,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Acquire,
+    TakeOver,
+    /// From the acquisition with this fence.
+    TakeOverFrom(u64),
+}
+
+impl Ask<'_> {
+    /// Sends this acquire.
+    pub(crate) async fn send(self, acquire: Acquire) -> Result<Arc<Lock>, Error> {
+        let acquire = acquire.identity(self.identity).lease(self.lease).wait(self.wait);
+        let lock = match self.how {
+            How::Acquire => acquire.await?,
+            How::TakeOver => acquire.take_over().await?,
+            How::TakeOverFrom(fence) => acquire.take_over_from(fence).await?,
+        };
+        Ok(Arc::new(lock))
+    }
 }
 
 /// The identity of a workflow.
@@ -101,54 +121,80 @@ pub(crate) fn begin<K: Kind>(seed: u64, scene: &Arc<K>) -> impl Future<Output = 
     }
 }
 
-/// A workflow: one host after another, with one attempt after another, or two at once.
+/// An execution of a workflow.
+struct Execution<K: Kind> {
+    scene: Arc<K>,
+    identity: String,
+    wanted: K::Wanted,
+    /// The fence in the output of the last step that has ended.
+    fence: Mutex<Option<u64>>,
+}
+
+/// A workflow: one step after another, each with one attempt or two.
 async fn workflow<K: Kind>(scene: Arc<K>, number: u64, mut random: Rng) {
     let (wanted, identity) = (scene.draw(&mut random), identity(number));
-    let mut host = scene.host(&mut random, Network::Bad);
-    for step in 0..random.usize(3..=5) {
+    let execution = Arc::new(Execution { scene: Arc::clone(&scene), identity, wanted, fence: Mutex::default() });
+    let mut late = Vec::new();
+    let network = Network::draw(&mut random);
+    let mut host = scene.host(&mut random, network);
+    for step in 0..random.usize(3..=6) {
         sleep(millis(&mut random, 0..=800)).await;
         let name = format!("workflow {number} step {step}");
-        let operation = scene.operation(&name, &wanted, &identity, &mut random);
-        let mut attempt = Box::pin(attempt(&*scene, &host, &operation, &identity, random.fork()));
-        match random.u8(0..6) {
+        // Each attempt of the step has this input.
+        let fence = *execution.fence.lock().unwrap();
+        let operation = scene.operation(&name, &execution.wanted, &execution.identity, &mut random);
+        let mut attempt = Box::pin(execution.attempt(&operation, &host, fence, random.fork()));
+        match random.u8(0..8) {
             // The host crashes, and the next attempt comes from another one.
             0 => {
                 if timeout(millis(&mut random, 0..=2000), &mut attempt).await.is_err() {
                     host.crash();
-                    scene.ended(&operation, "crashed");
+                    scene.left(&operation, "crashed", random.fork());
                     drop(attempt);
                     host = scene.host(&mut random, Network::Bad);
                 }
             }
             // The step runs twice at once.
             1 | 2 => {
-                let twin = scene.operation(&format!("{name} twin"), &wanted, &identity, &mut random);
-                let other = scene.host(&mut random, Network::Bad);
-                let second = self::attempt(&*scene, &other, &twin, &identity, random.fork());
-                tokio::join!(attempt, second);
+                let twin =
+                    Arc::clone(&execution).duplicate(format!("{name} twin"), fence, Duration::ZERO, random.fork());
+                tokio::join!(attempt, twin);
             }
             // The step is cancelled, and the host continues.
             3 => {
                 let _ = timeout(millis(&mut random, 0..=800), attempt).await;
                 scene.ended(&operation, "was dropped, or had ended");
             }
+            // A duplicate of the step comes while the workflow goes on.
+            4 | 5 => {
+                let (name, after) = (format!("{name} late"), millis(&mut random, 0..=5000));
+                late.push(tokio::spawn(Arc::clone(&execution).duplicate(name, fence, after, random.fork())));
+                attempt.await;
+            }
             _ => attempt.await,
         }
     }
+    join_all(late).await.into_iter().for_each(|duplicate| duplicate.unwrap());
 }
 
 /// A workflow that nobody disturbs. Its hosts crash, and each takes over what the one before has left, also when that has
 /// ended.
 async fn alone<K: Kind>(scene: Arc<K>, mut random: Rng) {
     let (wanted, identity) = (scene.alone(), "execution alone");
+    let mut fence = None;
     for step in 0..3 {
         let operation = scene.operation(&format!("workflow alone step {step}"), &wanted, identity, &mut random);
         let host = scene.host(&mut random, Network::Bad);
         let locks = scene.stage().locks(&host);
         let lease = millis(&mut random, 300..=2500);
         let wait = Waiting::Backoff.up_to(millis(&mut random, 0..=2000));
-        let ask = Ask { locks: &locks, identity, lease, wait, takes_over: step > 0 && random.bool() };
-        let held = scene.acquire(&operation, ask, &mut random).await;
+        let how = match fence {
+            Some(fence) if random.bool() => How::TakeOverFrom(fence),
+            _ if step > 0 && random.bool() => How::TakeOver,
+            _ => How::Acquire,
+        };
+        let held = scene.acquire(&operation, Ask { locks: &locks, identity, lease, wait, how }, &mut random).await;
+        fence = held.as_ref().map(|held| held.fence()).or(fence);
         sleep(lease.mul_f64(random.f64() / 2.0)).await;
         host.crash();
         scene.ended(&operation, "crashed, or had ended");
@@ -157,29 +203,60 @@ async fn alone<K: Kind>(scene: Arc<K>, mut random: Rng) {
     }
 }
 
-async fn attempt<K: Kind>(scene: &K, host: &Host, operation: &K::Operation, identity: &str, mut random: Rng) {
-    let locks = scene.stage().locks(host);
-    let lease = millis(&mut random, 300..=2500);
-    let wait = Waiting::draw(&mut random).up_to(millis(&mut random, 0..=4000));
-    let ask = Ask { locks: &locks, identity, lease, wait, takes_over: random.u8(0..3) == 0 };
-    let Some(held) = scene.acquire(operation, ask, &mut random).await else { return };
-    sleep(lease.mul_f64(random.f64() * 1.1)).await;
-    if random.bool() {
-        scene.renew(operation, &held, lease).await;
+impl<K: Kind> Execution<K> {
+    /// Another attempt of a step, on a host of its own.
+    async fn duplicate(self: Arc<Self>, name: String, fence: Option<u64>, after: Duration, mut random: Rng) {
+        sleep(after).await;
+        let operation = self.scene.operation(&name, &self.wanted, &self.identity, &mut random);
+        let host = self.scene.host(&mut random, Network::Bad);
+        self.attempt(&operation, &host, fence, random).await;
     }
-    match random.u8(0..6) {
-        0 => scene.hand_over(operation, held, lease, random).await,
-        // The execution is stopped. Another host frees what it holds, and its holder does not always learn of it.
-        is_told @ (1 | 2) => {
-            let other = scene.stage().locks(&scene.host(&mut random, Network::Good));
-            scene.stop(operation, &other, identity).await;
-            if is_told == 1 {
-                scene.release(operation, &held).await;
-            } else {
-                scene.ended(operation, "was stopped");
-            }
+
+    /// One attempt of a step. The step before has passed on its fence, if there was one.
+    async fn attempt(&self, operation: &K::Operation, host: &Host, fence: Option<u64>, mut random: Rng) {
+        let Self { scene, identity, .. } = self;
+        let locks = scene.stage().locks(host);
+        let lease = millis(&mut random, 300..=2500);
+        let wait = Waiting::draw(&mut random).up_to(millis(&mut random, 0..=4000));
+        let how = match (fence, random.u8(0..8)) {
+            (None, 0..=5) | (_, 0 | 1) => How::Acquire,
+            (None, _) | (_, 2) => How::TakeOver,
+            // A wrong fence: that of the present holder.
+            (_, 3) => match locks.get(K::key(operation)).await.ok().flatten().and_then(|holder| holder.fence()) {
+                Some(fence) => How::TakeOverFrom(fence),
+                None => How::TakeOver,
+            },
+            (Some(fence), _) => How::TakeOverFrom(fence),
+        };
+        let ask = Ask { locks: &locks, identity, lease, wait, how };
+        let Some(held) = scene.acquire(operation, ask, &mut random).await else { return };
+        sleep(lease.mul_f64(random.f64() * 1.1)).await;
+        scene.write(operation, &held);
+        match random.u8(0..4) {
+            0 | 1 => scene.renew(operation, &held, lease).await,
+            // The answer to the last request of this process may be lost, or the request late.
+            2 => drop(timeout(millis(&mut random, 0..=200), held.renew(lease.mul_f64(0.5 + random.f64()))).await),
+            _ => {}
         }
-        3 => scene.ended(operation, "dropped its lock"),
-        _ => scene.release(operation, &held).await,
+        match random.u8(0..10) {
+            0..=4 => {
+                *self.fence.lock().unwrap() = Some(held.fence());
+                // The ledger borrows what is held only for a moment.
+                Arc::into_inner(held).unwrap().keep();
+                scene.left(operation, "kept its lock", random);
+            }
+            // The execution is stopped. Another host frees what it holds, and its holder does not always learn of it.
+            is_told @ (5 | 6) => {
+                let other = scene.stage().locks(&scene.host(&mut random, Network::Good));
+                scene.stop(operation, &other, identity).await;
+                if is_told == 5 {
+                    scene.release(operation, &held).await;
+                } else {
+                    scene.ended(operation, "was stopped");
+                }
+            }
+            7 => scene.ended(operation, "dropped its lock"),
+            _ => scene.release(operation, &held).await,
+        }
     }
 }

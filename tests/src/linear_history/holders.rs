@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use futures_util::future::join_all;
-use lambda_lock::{Acquire, Holder, Lock, Locks, Ticket};
+use lambda_lock::{Acquire, Holder, Lock, Locks};
 use tokio::time::{sleep, timeout};
 
 use super::{Kind, Scene};
@@ -178,13 +178,14 @@ async fn worker(scene: Arc<Scene>, mut random: Rng) {
                 (host, _, locks) = scene.host(&mut random);
             }
             1 => drop(lock),
-            2 | 3 if is_one => {
+            2 | 3 if let Some(identity) = &identity => {
                 if random.bool() {
                     // The last request of this process may be lost, or late.
                     let _unanswered = timeout(millis(&mut random, 0..=60), lock.renew(lease)).await;
                 }
-                let Ok(ticket) = lock.into_ticket() else { continue };
-                hand_over(&scene, &ticket, lease, has_identity, &mut random).await;
+                let (keys, fence) = (lock.keys().to_vec(), lock.fence());
+                lock.keep();
+                go_on(&scene, &keys, identity, fence, &mut random).await;
             }
             _ => drop(lock.release().await),
         }
@@ -193,25 +194,26 @@ async fn worker(scene: Arc<Scene>, mut random: Rng) {
     let _unanswered = locks.flush(Duration::from_secs(2)).await;
 }
 
-/// Other processes go on with the lock of a ticket: one renews the lease, two resume it at about the same time, and one
-/// releases it.
-async fn hand_over(scene: &Arc<Scene>, ticket: &Ticket, lease: Duration, has_identity: bool, random: &mut Rng) {
-    if random.bool() {
-        let (_host, _, locks) = scene.host(random);
-        let _renewed = locks.renew_ticket(ticket, lease.mul_f64(0.3 + random.f64())).await;
-        let _read = locks.get(scene.plan.key()).await;
-    }
-    let resumptions = [random.fork(), random.fork()].map(|mut random| async move {
+/// Two processes go on with what was kept at about the same time, and one frees it.
+async fn go_on(scene: &Arc<Scene>, keys: &[String], identity: &str, fence: u64, random: &mut Rng) {
+    let attempts = [random.fork(), random.fork()].map(|mut random| async move {
         let (_host, _, locks) = scene.host(&mut random);
         sleep(millis(&mut random, 0..=300)).await;
-        let Ok(lock) = locks.resume(ticket).await else { return };
-        rely(scene, &lock, millis(&mut random, 0..=300), has_identity).await;
-        let _released = lock.release().await;
+        let acquire = match scene.plan.permits {
+            Some(permits) => locks.semaphore(scene.plan.key(), permits).acquire(),
+            None => locks.acquire_all(keys),
+        };
+        let Ok(lock) = acquire.identity(identity).lease(millis(&mut random, 300..=2000)).take_over_from(fence).await
+        else {
+            return;
+        };
+        rely(scene, &lock, millis(&mut random, 0..=300), true).await;
+        if random.bool() { lock.keep() } else { drop(lock.release().await) }
     });
-    join_all(resumptions).await;
+    join_all(attempts).await;
     if random.bool() {
         let (_host, _, locks) = scene.host(random);
-        let _released = locks.release_ticket(ticket).await;
+        let _freed = locks.release_identity_all(keys, identity).await;
     }
 }
 

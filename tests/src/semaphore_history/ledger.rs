@@ -179,18 +179,6 @@ impl Observe for Ledger {
                 state.give_up(key, update.gives_up());
             }
             Purpose::Free => state.give_up(key, update.gives_up()),
-            Purpose::Resume => {
-                let next = update.number("sequence").unwrap();
-                if state.sequences.insert(owner, next).is_some_and(|before| before >= next) {
-                    ledger.broke(&mut state, format!("{ORDER}: {key}: a resumption was applied after a later request"));
-                }
-            }
-            Purpose::RenewByTicket | Purpose::KeepByTicket => {
-                let sequence = update.compared("sequence").unwrap();
-                if state.sequences.insert(owner, sequence).is_some_and(|before| before > sequence) {
-                    ledger.broke(&mut state, format!("{ORDER}: {key}: a ticket was renewed after its use"));
-                }
-            }
             Purpose::Look => {}
             Purpose::Join => state.counts.joined += 1,
             Purpose::PutBack | Purpose::Reserve | Purpose::Complete | Purpose::Ask | Purpose::Call | Purpose::Own => {
@@ -416,8 +404,8 @@ impl Operation {
     fn refused_takeover(&self, state: &mut State) {
         let Some(Identity { name, place, before }) = &self.identity else { return };
         let latest = self.ledger.engine.now() + self.ledger.longest_skew;
-        if state.identities.has_held(place, name, before, latest) {
-            self.ledger.broke(state, format!("{FREED}: {} did not find the permit of {place}", self.name));
+        if let Some(what) = state.identities.refused(place, name, before, latest) {
+            self.ledger.broke(state, what);
         }
     }
 
@@ -480,11 +468,6 @@ impl Operation {
         }
     }
 
-    /// Records a release with a ticket.
-    pub(super) fn kept(&self, owner: &str, fence: u64, acquired_at: SystemTime, hold: Duration) {
-        self.keep(&mut self.ledger.state(), owner, fence, acquired_at, hold);
-    }
-
     /// A released permit counts until the end of its minimum hold.
     fn keep(&self, state: &mut State, owner: &str, fence: u64, acquired_at: SystemTime, hold: Duration) {
         if !hold.is_zero() {
@@ -492,47 +475,6 @@ impl Operation {
             let until = acquired_at + hold - self.ledger.clock_skew / 2;
             self.hold(state, owner, fence, Valid::Until(until));
         }
-    }
-
-    /// Records a permit that another host has resumed.
-    pub(super) fn resumed(&self, permit: &Arc<Lock>) {
-        let mut state = self.ledger.state();
-        state.counts.resumed += 1;
-        self.ledger.log(&mut state, &format!("{} resumed {} with fence {}", self.name, self.key, permit.fence()));
-        self.hold(&mut state, permit.owner(), permit.fence(), Valid::Ask(Arc::downgrade(permit)));
-        self.check_holders(&mut state);
-    }
-
-    /// Records a renewal with this ticket. From now on, the row refuses the requests of the process that made the ticket.
-    pub(super) fn ticket_renewed(&self, ticket: &Value) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} renewed its ticket", self.name));
-        let (owner, sequence) = (ticket["owner"].as_str().unwrap(), ticket["sequence"].as_u64().unwrap());
-        let number = state.sequences.entry(owner.to_owned()).or_default();
-        *number = sequence.max(*number);
-    }
-
-    /// The ticket of a lease that ended at `end` by the clock of its host was refused.
-    pub(super) fn ticket_refused(&self, owner: &str, end: SystemTime, error: &Error) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} refused the ticket: {error}", self.name));
-        let is_wrong =
-            matches!(error.kind(), ErrorKind::TicketUsed | ErrorKind::TicketReleased | ErrorKind::TicketUnknown);
-        if is_wrong && !self.is_superseded(&state, owner) {
-            self.ledger
-                .broke(&mut state, format!("{ITSELF}: {} refused a ticket that nobody has used: {error}", self.name));
-        }
-        self.lost(&mut state, owner, end, error);
-    }
-
-    /// The release with a ticket was refused. Nothing stays of a permit that was released, so a release whose answer was lost
-    /// finds it gone. Until the end of the lease that the ticket has, which a renewal with it does not move, that counts as
-    /// released.
-    pub(super) fn ticket_release_refused(&self, owner: &str, of_ticket: SystemTime, end: SystemTime, error: &Error) {
-        let was_applied = self.ledger.state().was_released(owner);
-        // A clock that is ahead by half the skew sees that end earlier.
-        let of_ticket = of_ticket - self.ledger.longest_skew / 2;
-        self.ticket_refused(owner, if was_applied { end.min(of_ticket) } else { end }, error);
     }
 
     /// No permit is lost before the end of its lease, unless its identity has taken it, or others have freed it.
@@ -562,16 +504,16 @@ impl Operation {
     }
 
     /// The permit was dropped, or its outcome is unknown.
-    pub(super) fn left(&self, how: &str) {
+    pub(super) fn ended(&self, how: &str) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
     }
 
-    /// The host crashed, and another one waits for a permit. Returns whether it held one.
-    pub(super) fn crashed(&self) -> bool {
+    /// The host crashed, or has kept its permit, and another client waits for one. Returns whether it held one.
+    pub(super) fn left(&self, how: &str) -> bool {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} crashed", self.name));
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
         let owner = state.in_row.get(&self.name).filter(|owner| !state.replaced.contains(*owner));
         let held = owner.is_some();

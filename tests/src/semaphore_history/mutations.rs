@@ -8,8 +8,7 @@ use serde_json::{Value, json};
 use crate::guarantee::{FENCES, FREED, HOLDERS, ITSELF, ORDER, OWNERS, READABLE, WITHDRAWN};
 use crate::history::Mutation;
 use crate::history::mutation::{
-    end_later, freed_unread, kept_end_leaves_number, refused_release_succeeds, skew_in, takeover_leaves,
-    ticket_leaves_number,
+    freed_unread, refused_release_succeeds, skew_in, takeover_leaves, takeover_of_ended, takeover_unread,
 };
 use crate::request::expression::{Comparison, Condition, Operand, Path};
 use crate::request::{
@@ -70,30 +69,23 @@ pub const MUTATIONS: [Mutation; 20] = [
         ..Mutation::NONE
     },
     Mutation {
-        name: "a renewal by a ticket leaves the number of the permit",
-        breaks: ORDER,
-        request: ticket_leaves_number,
-        ..Mutation::NONE
-    },
-    Mutation {
-        name: "a renewal by a ticket that keeps the end leaves the number of the permit",
-        breaks: ORDER,
-        first_seed: 3607,
-        request: kept_end_leaves_number,
-        ..Mutation::NONE
-    },
-    Mutation {
-        name: "a resumed permit counts its lease from the resumption",
-        breaks: HOLDERS,
-        first_seed: 227,
-        answer: resumption_with_new_lease,
-        ..Mutation::NONE
-    },
-    Mutation {
         name: "TTL earlier than the leases' end",
         breaks: HOLDERS,
         first_seed: 24,
         request: ttl_too_early,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a takeover leaves the sequence of the earlier holder",
+        breaks: OWNERS,
+        request: takeover_leaves_sequence,
+        ..Mutation::NONE
+    },
+    Mutation { name: "a takeover takes what has ended", breaks: FREED, request: takeover_of_ended, ..Mutation::NONE },
+    Mutation {
+        name: "a takeover does not read which permit it saw",
+        breaks: FREED,
+        request: |request| takeover_unread(request, &["nonce", PERMIT_NUMBER, "fence"]),
         ..Mutation::NONE
     },
     Mutation {
@@ -297,10 +289,8 @@ fn withdrawal_ignored(request: &mut Request) {
     }
 }
 
-fn resumption_with_new_lease(request: &Request, answer: &mut Answer) {
-    let Some(resumption) = request.update().filter(|update| update.purpose == Purpose::Resume) else { return };
-    if answer.status == 200 {
-        let permit = permit_of(&resumption.owner);
-        end_later(&mut answer.body["Attributes"][permit]["M"][PERMIT_LEASE_END]);
+fn takeover_leaves_sequence(request: &mut Request) {
+    if let Some(takeover) = request.update_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
+        takeover.update.remove.retain(|path| path.name() != "sequence");
     }
 }

@@ -146,7 +146,7 @@ impl Ledger {
             // What others have freed is lost for its holder.
             Purpose::Free => state.rows.entry(key).or_default().fence = update.attempt().unwrap(),
             Purpose::Look => {}
-            _ => unreachable!("nothing completes several locks or hands them over"),
+            _ => unreachable!("nothing completes several locks"),
         }
     }
 
@@ -413,16 +413,16 @@ impl Operation {
         self.leave(&mut state);
     }
 
-    pub(super) fn left(&self, how: &str) {
+    pub(super) fn ended(&self, how: &str) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
     }
 
-    /// The host crashed, and another one waits for its keys. Returns whether it held them.
-    pub(super) fn crashed(&self) -> bool {
+    /// The host crashed, or has kept its locks, and another client waits for the keys. Returns whether it held them.
+    pub(super) fn left(&self, how: &str) -> bool {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} crashed", self.name));
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
         let held = self.keys.iter().all(|key| {
             state.rows.get(key).is_some_and(|row| {

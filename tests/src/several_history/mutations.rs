@@ -3,7 +3,7 @@ use serde_json::json;
 
 use crate::guarantee::{ALL_OR_NONE, FENCES, FREED, HOLDERS, ITSELF, OWNERS, REPEATED, WITHDRAWN};
 use crate::history::Mutation;
-use crate::history::mutation::{forced_unread, freed_unread, identity_unread, skew_in};
+use crate::history::mutation::{forced_unread, freed_unread, skew_in, takeover_unread};
 use crate::request::expression::{Comparison, Operand};
 use crate::request::{LEASE_END, Purpose, Request};
 
@@ -74,7 +74,7 @@ pub const MUTATIONS: [Mutation; 15] = [
         name: "a takeover does not read whose keys it saw",
         breaks: FREED,
         first_seed: 2309,
-        request: identity_unread,
+        request: |request| takeover_unread(request, &["owner", "fence"]),
         ..Mutation::NONE
     },
     Mutation {

@@ -218,7 +218,10 @@ async fn settle(
             assert!(is_own, "it was done without the lock");
             let after = stage.changed_row().await;
             // By force, all permits that were seen are released.
-            let of_others = !matches!(operation, Operation::Renew | Operation::Release | Operation::ReleaseTwice | Operation::ReleaseIdentity);
+            let of_others = !matches!(
+                operation,
+                Operation::Renew | Operation::Release | Operation::ReleaseTwice | Operation::ReleaseIdentity
+            );
             if what.is_permit() && !of_others {
                 let is_for_identity = operation == Operation::ReleaseIdentity;
                 let what = if is_for_identity { What::PermitOfIdentity } else { what };
@@ -277,10 +280,7 @@ impl Has {
             let names = if what == What::PermitOfIdentity { &["no", "nonce"][..] } else { &["no"] };
             let permit = row.get(&name).and_then(|permit| permit.as_m().ok());
             let own = permit.filter(|permit| is_same(names, permit, acquired[&name].as_m().unwrap()));
-            return Self {
-                is_there: own.is_some(),
-                holds: own.is_some_and(|own| goes_on(own, "end")),
-            };
+            return Self { is_there: own.is_some(), holds: own.is_some_and(|own| goes_on(own, "end")) };
         }
         let is_there = is_same(&["owner", "fence", "status"], row, acquired);
         Self { is_there, holds: is_there && goes_on(row, "in_progress_expiration") }

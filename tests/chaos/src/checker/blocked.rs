@@ -7,7 +7,7 @@ use super::{Broken, Op, Violation, seconds};
 use crate::event::What;
 
 /// The kinds of errors that no fault of these rounds explains.
-const UNEXPLAINED: [&str; 13] = [
+const UNEXPLAINED: [&str; 11] = [
     "access_denied",
     "invalid",
     "key_missing",
@@ -16,8 +16,6 @@ const UNEXPLAINED: [&str; 13] = [
     "not_sent",
     "rejected",
     "table_not_found",
-    "ticket_foreign",
-    "ticket_unknown",
     "unfinished",
     "unusable_result",
     "wrong_kind",
@@ -124,8 +122,7 @@ fn leases<'a>(op: &Op<'a>) -> (Leases, Vec<(&'a str, u64)>) {
             What::Asks { lease, .. } | What::Renews { lease } => {
                 leases.end = leases.end.max(op.next(index) + lease * 1_000_000);
             }
-            What::Shows { key, fence } => fences.push((key.as_str(), *fence)),
-            What::Has { keys, fences: has, .. } => {
+            What::Has { keys, fences: has } => {
                 fences.extend(keys.iter().map(String::as_str).zip(has.iter().copied()));
             }
             What::Releases => leases.releasing = leases.releasing.max(op.next(index)),

@@ -11,7 +11,7 @@ struct Hold {
     name: String,
     fence: u64,
     permits: u32,
-    again: bool,
+    identity: Option<String>,
     /// The time before the request.
     asked: u64,
     /// The time after the answer.
@@ -21,8 +21,10 @@ struct Hold {
 
 pub(super) fn check(ops: &[Op]) -> Vec<Violation> {
     let mut keys: BTreeMap<&str, Vec<Hold>> = BTreeMap::new();
+    let claims: Vec<_> = ops.iter().filter_map(claim).collect();
     for op in ops {
-        for (key, hold) in holds(op) {
+        for (key, mut hold) in holds(op) {
+            hold.end_with(claims.iter().filter(|claim| claim.key == key && claim.op != op.name()));
             keys.entry(key).or_default().push(hold);
         }
     }
@@ -36,17 +38,46 @@ pub(super) fn check(ops: &[Op]) -> Vec<Violation> {
     violations
 }
 
+/// A request that may end what an earlier one of its identity has.
+#[derive(Debug)]
+struct Claim<'a> {
+    op: String,
+    key: &'a str,
+    identity: &'a str,
+    from: u64,
+    until: u64,
+}
+
+fn claim<'a>(op: &Op<'a>) -> Option<Claim<'a>> {
+    let from = op.events.first()?;
+    let What::Claims { key, identity } = &from.what else { return None };
+    let is_answer = |what: &What| matches!(what, What::Has { .. } | What::Freed | What::Failed { .. });
+    let until = op.events.iter().find(|event| is_answer(&event.what)).map_or(op.process.ended, |event| event.at);
+    Some(Claim { op: op.name(), key, identity, from: from.at, until })
+}
+
+impl Hold {
+    /// From the begin of a later request of its identity on, this hold disturbs nobody. One that began earlier and has no
+    /// answer yet may come later.
+    fn end_with<'a>(&mut self, claims: impl Iterator<Item = &'a Claim<'a>>) {
+        for claim in claims.filter(|claim| Some(claim.identity) == self.identity.as_deref() && claim.until > self.asked)
+        {
+            self.valid_until = self.valid_until.map(|until| until.min(claim.from)).filter(|until| *until >= self.has);
+        }
+    }
+}
+
 fn holds<'a>(op: &Op<'a>) -> Vec<(&'a str, Hold)> {
-    let (mut asked, mut permits) = (0, 1);
+    let (mut asked, mut permits, mut of) = (0, 1, None);
     let mut holds: Vec<(&str, Hold)> = Vec::new();
     for event in &op.events {
         match &event.what {
             What::Asks { permits: most, .. } => (asked, permits) = (event.at, *most),
-            What::Shows { .. } => asked = event.at,
-            What::Has { keys, fences, again } => {
+            What::Claims { identity, .. } => of = Some(identity.clone()),
+            What::Has { keys, fences } => {
                 for (key, fence) in keys.iter().zip(fences) {
-                    let (name, fence, again) = (op.name(), *fence, *again);
-                    let hold = Hold { name, fence, permits, again, asked, has: event.at, valid_until: None };
+                    let (name, fence, identity) = (op.name(), *fence, of.clone());
+                    let hold = Hold { name, fence, permits, identity, asked, has: event.at, valid_until: None };
                     holds.push((key, hold));
                 }
             }
@@ -78,22 +109,18 @@ fn together(key: &str, holds: &[Hold], broke: &mut impl FnMut(Broken, u64, Strin
     }
 }
 
-/// Who asks after another has the key gets a larger fence. A ticket hands over the fence that it has.
+/// Who asks after another has the key gets a larger fence.
 fn fences(key: &str, holds: &[Hold], broke: &mut impl FnMut(Broken, u64, String)) {
     let mut by_fence: BTreeMap<u64, &Hold> = BTreeMap::new();
-    for hold in holds.iter().filter(|hold| !hold.again) {
+    for hold in holds {
         if let Some(other) = by_fence.insert(hold.fence, hold) {
             let text = format!("{key}: {} and {} have the same fence {}", other.name, hold.name, hold.fence);
             broke(Broken::Fences, hold.has, text);
         }
     }
-    for hold in holds.iter().filter(|hold| hold.again && !by_fence.contains_key(&hold.fence)) {
-        let text = format!("{key}: {} resumed fence {}, which nobody had", hold.name, hold.fence);
-        broke(Broken::Fences, hold.has, text);
-    }
     let mut by_request: Vec<_> = by_fence.values().copied().collect();
     by_request.sort_by_key(|hold| hold.asked);
-    let mut answered = holds.iter().filter(|hold| !hold.again).peekable();
+    let mut answered = holds.iter().peekable();
     let mut largest: Option<&Hold> = None;
     for hold in by_request {
         while let Some(before) = answered.next_if(|before| before.has < hold.asked) {

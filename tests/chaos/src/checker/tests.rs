@@ -10,11 +10,7 @@ fn asks(key: &str) -> What {
 }
 
 fn has(key: &str, fence: u64) -> What {
-    What::Has { keys: vec![key.to_owned()], fences: vec![fence], again: false }
-}
-
-fn resumed(key: &str, fence: u64) -> What {
-    What::Has { keys: vec![key.to_owned()], fences: vec![fence], again: true }
+    What::Has { keys: vec![key.to_owned()], fences: vec![fence] }
 }
 
 fn refused(by: &str, fence: Option<u64>) -> What {
@@ -77,15 +73,22 @@ fn a_holder_that_does_not_claim_to_be_valid_disturbs_no_one() {
 }
 
 #[test]
-fn a_ticket_that_works_twice_is_found() {
-    let resumes = |name, at| process(name, vec![(at, resumed("a", 1)), (at, What::Valid), (at + 20, What::Valid)]);
-    assert_eq!(found(vec![hold("x", 1, 10, 20), resumes("y", 30)], Vec::new()), []);
-    assert_eq!(found(vec![hold("x", 1, 10, 20), resumes("y", 30), resumes("z", 40)], Vec::new()), [Broken::Alone]);
-}
-
-#[test]
-fn a_resumed_fence_that_nobody_had_is_found() {
-    assert_eq!(found(vec![process("x", vec![(10, resumed("a", 1))])], Vec::new()), [Broken::Fences]);
+fn a_takeover_disturbs_no_one_of_its_identity() {
+    let of = |identity: &str, mut process: Process| {
+        let claims = What::Claims { key: "a".to_owned(), identity: identity.to_owned() };
+        process.events.insert(0, Event { what: claims, ..process.events[0].clone() });
+        process
+    };
+    let hold = |identity, name, fence, from, to| of(identity, hold(name, fence, from, to));
+    assert_eq!(found(vec![hold("i", "x", 1, 10, 35), hold("i", "y", 2, 30, 40)], Vec::new()), []);
+    assert_eq!(found(vec![hold("i", "x", 1, 10, 35), hold("j", "y", 2, 30, 40)], Vec::new()), [Broken::Alone]);
+    // One that is never answered, or frees the key, also ends the hold.
+    let silent = of("i", process("y", vec![(20, asks("a"))]));
+    assert_eq!(found(vec![hold("i", "x", 1, 10, 35), silent, hold("j", "z", 2, 30, 40)], Vec::new()), []);
+    let frees = of("i", process("y", vec![(20, What::Freed)]));
+    assert_eq!(found(vec![hold("i", "x", 1, 10, 35), frees, hold("j", "z", 2, 30, 40)], Vec::new()), []);
+    let freed = of("i", process("y", vec![(4, What::Freed)]));
+    assert_eq!(found(vec![hold("i", "x", 1, 10, 35), freed, hold("j", "z", 2, 30, 40)], Vec::new()), [Broken::Alone]);
 }
 
 #[test]
@@ -340,7 +343,7 @@ fn an_operation_that_its_own_acquire_refuses_is_found() {
 fn an_error_that_no_fault_explains_is_found() {
     let failed = |why: &str| vec![process("x", vec![(5, asks("a")), (10, What::Failed { why: why.to_owned() })])];
     assert_eq!(found(failed("unavailable"), Vec::new()), []);
-    assert_eq!(found(failed("ticket_unknown"), Vec::new()), [Broken::Errors]);
+    assert_eq!(found(failed("malformed_row"), Vec::new()), [Broken::Errors]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use lambda_lock::{Backoff, Lock, Wait};
 use tokio::time::sleep;
 
-use super::{Kind, LOCKS, PERMITS, SETS, TICKETS, Worker, draw};
+use super::{Kind, LOCKS, PERMITS, SETS, Worker, draw};
 use crate::clocks;
 use crate::event::What;
 
@@ -25,7 +25,6 @@ impl Target {
                 let (key, permits) = PERMITS[random.usize(0..PERMITS.len())];
                 (vec![key.to_owned()], permits)
             }
-            Kind::Tickets => (vec![format!("ticket-{}", random.u64(0..TICKETS))], 1),
             Kind::Sets => {
                 let mut keys: Vec<_> = (0..SETS).map(|key| format!("set-{key}")).collect();
                 random.shuffle(&mut keys);
@@ -39,9 +38,9 @@ impl Target {
 }
 
 /// What an event says of a lock that is held.
-pub(super) fn has(lock: &Lock, again: bool) -> What {
+pub(super) fn has(lock: &Lock) -> What {
     let fences = lock.keys().iter().map(|key| lock.fence_of(key).unwrap()).collect();
-    What::Has { keys: lock.keys().to_vec(), fences, again }
+    What::Has { keys: lock.keys().to_vec(), fences }
 }
 
 impl Worker {
@@ -81,17 +80,7 @@ impl Worker {
             keys => self.locks.acquire_all(keys),
         };
         let acquire = acquire.lease(lease).holder(holder);
-        let answer = if let Some(wait) = wait { acquire.wait(wait).await } else { acquire.await };
-        match answer {
-            Ok(held) => {
-                self.note(op, has(&held, false));
-                Some(held)
-            }
-            Err(error) => {
-                self.failed(op, &error);
-                None
-            }
-        }
+        self.answered(op, if let Some(wait) = wait { acquire.wait(wait).await } else { acquire.await })
     }
 
     /// Works as long as the lock is valid, and returns whether it still is.

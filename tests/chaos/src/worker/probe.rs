@@ -6,7 +6,7 @@ use fastrand::Rng;
 use futures_util::{StreamExt as _, stream};
 
 use super::hold::Target;
-use super::{LOCKS, LONGEST_LEASE, PERMITS, SETS, TICKETS, Worker};
+use super::{EXECUTIONS, LOCKS, LONGEST_LEASE, PERMITS, SETS, Worker};
 use crate::event::What;
 
 /// How many runs are in progress at a time.
@@ -17,7 +17,7 @@ impl Worker {
         let named = |name: &'static str, count| (0..count).map(move |number| (format!("{name}-{number}"), 1));
         let permits = PERMITS.into_iter().map(|(key, permits)| (key.to_owned(), permits));
         for (key, permits) in
-            named("lock", LOCKS).chain(named("set", SETS)).chain(named("ticket", TICKETS)).chain(permits)
+            named("lock", LOCKS).chain(named("set", SETS)).chain(named("execution", EXECUTIONS)).chain(permits)
         {
             self.take_all(key, permits).await;
         }
@@ -48,7 +48,7 @@ impl Worker {
                 if permits == 1 { self.locks.acquire(&key) } else { self.locks.semaphore(&key, permits).acquire() };
             match acquire.lease(LONGEST_LEASE * 4).holder(self.holder(op)).await {
                 Ok(lock) => {
-                    self.note(op, What::Has { keys: vec![key.clone()], fences: vec![lock.fence()], again: false });
+                    self.note(op, What::Has { keys: vec![key.clone()], fences: vec![lock.fence()] });
                     taken.push(lock);
                 }
                 Err(error) => self.failed(op, &error),

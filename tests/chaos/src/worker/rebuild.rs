@@ -54,7 +54,7 @@ impl Worker {
         self.note(op, asks);
         let error = match self.locks.acquire(key).lease(lease).holder(self.holder(op)).await {
             Ok(lock) => {
-                self.note(op, has(&lock, false));
+                self.note(op, has(&lock));
                 self.hold(op, &lock, random).await;
                 return self.release_coalescing(op, &lock, random).await;
             }

@@ -107,7 +107,7 @@ impl Worker {
     /// The work of one key: a count and the result, committed together.
     async fn commit_once(&self, op: u64, key: &str, run: &Run, mut random: Rng) -> Result<String, Failure> {
         let (lock, now) = (run.lock(), clocks::now());
-        let has = What::Has { keys: vec![key.to_owned()], fences: vec![lock.fence()], again: false };
+        let has = What::Has { keys: vec![key.to_owned()], fences: vec![lock.fence()] };
         self.log.note_at(now, op, has);
         let overruns = random.u8(0..100) < self.settings.overruns;
         let work = if overruns { Duration::from_mins(1) } else { draw(&mut random, 0..=25) };

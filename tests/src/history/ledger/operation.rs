@@ -4,19 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lambda_lock::{Error, ErrorKind, Lock};
-use serde_json::Value;
 
 use super::super::book::{described, may_have_ended};
 use super::super::identities::Before;
 use super::super::stage::Waiting;
 use super::{Crash, Hold, Holding, Ledger, State, Valid};
-use crate::guarantee::{ITSELF, READABLE};
+use crate::guarantee::{FENCES, ITSELF, READABLE};
 
 /// One operation of one worker, which reports to the ledger.
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub(crate) name: String,
     pub(crate) key: String,
+    /// The identity, and what the key had when the operation began.
+    identity: Option<(String, Before)>,
     ledger: Arc<Ledger>,
 }
 
@@ -24,12 +25,13 @@ impl Operation {
     pub(crate) fn new(name: &str, key: String, ledger: Arc<Ledger>) -> Self {
         // The mutation that forgets the skew reads the skew here.
         let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
-        Self { name, key, ledger }
+        Self { name, key, identity: None, ledger }
     }
 
-    /// Another host that gets the ticket of this operation's lock.
-    pub(crate) fn heir(&self, number: u8) -> Self {
-        Self { name: format!("{}, heir {number}", self.name), key: self.key.clone(), ledger: Arc::clone(&self.ledger) }
+    /// The same, for this identity.
+    pub(crate) fn of_identity(self, identity: &str) -> Self {
+        let before = self.ledger.state().identities.before(&self.key);
+        Self { identity: Some((identity.to_owned(), before)), ..self }
     }
 
     /// Records an acquired lock, whose validity others can query.
@@ -37,34 +39,19 @@ impl Operation {
         self.enter(lock, min_hold, Valid::Ask(Arc::downgrade(lock)));
     }
 
-    /// Records a lock that was resumed with the ticket of another operation.
-    pub(crate) fn resumed(&self, lock: &Arc<Lock>, from: &Self) {
+    /// Writes to a receiver that keeps the largest fence of the key.
+    pub(crate) fn writes(&self, lock: &Lock) {
         let mut state = self.ledger.state();
-        state.counts.resumed += 1;
-        self.ledger.log(&mut state, &format!("{} resumed {} with fence {}", self.name, self.key, lock.fence()));
-        if state.applied.get(&(self.key.clone(), lock.fence())) != Some(&from.name) {
-            self.ledger.broke(&mut state, format!("{} resumed a lock that {} did not have", self.name, from.name));
+        let last = state.written.get(&self.key).copied().unwrap_or_default();
+        if lock.fence() < last {
+            state.counts.writes_rejected += 1;
+            return self.ledger.log(&mut state, &format!("{} may not write any more", self.name));
         }
-        self.hold(&mut state, lock, Valid::Ask(Arc::downgrade(lock)));
-    }
-
-    /// Records a renewal with this ticket. From now on, the row refuses the requests of the process that made the ticket.
-    pub(crate) fn ticket_renewed(&self, ticket: &Value) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} renewed its ticket", self.name));
-        if let Some(row) = state.rows.get_mut(&self.key).filter(|row| ticket["owner"] == row.owner) {
-            row.sequence = row.sequence.max(ticket["sequence"].as_u64().unwrap());
+        let place = |fence| state.taken.iter().position(|taken| taken.key == self.key && taken.fence == fence);
+        if place(lock.fence()) < place(last) {
+            self.ledger.broke(&mut state, format!("{FENCES}: {}: {} wrote after a later one", self.key, self.name));
         }
-    }
-
-    /// Records why a ticket was refused.
-    pub(crate) fn ticket_refused(&self, error: &Error) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} has a ticket that was refused: {error}", self.name));
-        state.counts.tickets_refused += 1;
-        if matches!(error.kind(), ErrorKind::TicketUnknown | ErrorKind::TicketForeign) {
-            self.ledger.broke(&mut state, format!("{ITSELF}: {} has a ticket that no acquisition matches", self.name));
-        }
+        state.written.insert(self.key.clone(), lock.fence());
     }
 
     /// Begins the body of a `run`. It ends when the returned value is dropped, which a cancellation does too.
@@ -90,7 +77,7 @@ impl Operation {
         if !min_hold.is_zero() && !state.released.contains(lock.owner()) {
             // The holder's clock may be ahead by half the skew.
             let until = lock.acquired_at() + min_hold - ledger.clock_skew / 2;
-            let hold = Hold { until, operation: self.name.clone(), is_handed_over: false, is_uncertain: false };
+            let hold = Hold { until, operation: self.name.clone() };
             state.holds.insert(lock.owner().to_owned(), hold);
         }
         self.hold(&mut state, lock, valid);
@@ -117,22 +104,31 @@ impl Operation {
             self.ledger.broke(&mut state, format!("{READABLE}: {}: {error}", self.name));
         }
         // Only a takeover is lost before there is a lock.
-        state.counts.takeovers_refused += usize::from(error.is_lost());
+        if error.is_lost() {
+            state.counts.takeovers_refused += 1;
+            let latest = self.ledger.engine.now() + self.ledger.longest_skew;
+            let broken = self
+                .identity
+                .as_ref()
+                .and_then(|(identity, before)| state.identities.refused(&self.key, identity, before, latest));
+            return broken.into_iter().for_each(|what| self.ledger.broke(&mut state, what));
+        }
         let Some((holder, fence)) = error.holder().and_then(|holder| Some((holder, holder.fence()?))) else { return };
         state.counts.held += 1;
         let is_useless = may_have_ended(holder, self.ledger.engine.now(), self.ledger.longest_skew);
-        // A takeover is also refused by the hold of its identity that has ended.
-        if !error.is_lost() && !is_useless && state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
+        if !is_useless && state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
             self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused by its own lost write", self.name));
         }
     }
 
     /// Records that another host is about to free the key for this identity.
-    pub(crate) fn stops(&self, identity: &str) -> Before {
+    pub(crate) fn stops(&self) -> Before {
+        let (identity, _) = self.identity.as_ref().unwrap();
         self.ledger.state().identities.stops(&self.key, identity)
     }
 
-    pub(crate) fn stopped(&self, identity: &str, before: &Before, answer: &Result<bool, Error>) {
+    pub(crate) fn stopped(&self, before: &Before, answer: &Result<bool, Error>) {
+        let (identity, _) = self.identity.as_ref().unwrap();
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} was stopped: {answer:?}", self.name));
         let Ok(is_freed) = *answer else { return };
@@ -193,39 +189,25 @@ impl Operation {
         self.ended("was cancelled at the end of its lease");
     }
 
-    /// The work was not done, or its outcome is unknown: clears the minimum hold, which may be that of the ticket.
+    /// The work was not done, or its outcome is unknown: clears the minimum hold.
     pub(crate) fn ended(&self, how: &str) {
         let mut state = self.ledger.state();
-        state.holds.retain(|_, hold| !self.name.starts_with(&hold.operation));
+        state.holds.retain(|_, hold| self.name != hold.operation);
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
-    }
-
-    /// The minimum hold goes with the ticket.
-    pub(crate) fn handed_over(&self) {
-        let mut state = self.ledger.state();
-        state.holds_of(&self.name).for_each(|hold| hold.is_handed_over = true);
-        drop(state);
-        self.went("handed its lock over");
     }
 
     pub(crate) fn completed(&self) {
-        self.went("completed");
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} completed", self.name));
+        self.leave(&mut state);
     }
 
-    fn went(&self, how: &str) {
+    /// The host crashed, or has kept its lock, and another client waits for the key. Returns whether it held the key.
+    pub(crate) fn left(&self, how: &str, successor: Waiting) -> bool {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
-    }
-
-    /// The host crashed, and another one waits for its key. Returns whether it held the key.
-    pub(crate) fn crashed(&self, successor: Waiting) -> bool {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} crashed", self.name));
-        self.leave(&mut state);
-        // The hosts that have its ticket do not crash: they drop the lock.
-        state.holds_of(&self.name).for_each(|hold| hold.is_uncertain = hold.is_handed_over);
         let row = state.rows.get(&self.key).filter(|row| {
             state.applied.get(&(self.key.clone(), row.fence)) == Some(&self.name)
                 && !state.released.contains(&row.owner)

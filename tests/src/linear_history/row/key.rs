@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::place::{self, Left, Names, Place};
 use super::{compared, number_in, set, text_compared, text_in};
-use crate::request::{ASKED, LEASE_END, Purpose, Write};
+use crate::request::{ASKED, LEASE_END, Purpose, Write, identity_of};
 
 const NAMES: Names = Names { number: "fence", since: "acquired_at", end: LEASE_END };
 
@@ -49,12 +49,13 @@ pub(super) enum Change {
         /// A run that did not finish counts, unless it began at this time or before.
         unfinished_since: Option<u64>,
     },
-    /// Takes the key from an earlier acquire of the same identity, which was seen.
+    /// Takes the key from an earlier acquire of the same identity: the one that was seen, or the one with a fence.
     TakeOver {
         owner: String,
         number: u64,
         now: u64,
         end: u64,
+        /// The owner, or its identity, and the number.
         seen: (String, u64),
         /// Also takes over that its holder was asked to run once more.
         is_asked: bool,
@@ -104,11 +105,11 @@ impl Change {
         };
         match write.purpose {
             Purpose::Acquire if write.is_takeover() => Self::TakeOver {
+                seen: (seen_owner(write), write.equals("fence").unwrap_or_default()),
                 owner,
                 number: set(write, "fence"),
                 now: set(write, "acquired_at"),
                 end: set(write, LEASE_END),
-                seen: (text_compared(write, "owner"), write.equals("fence").unwrap_or_default()),
                 is_asked: write.sets(ASKED).is_some(),
             },
             Purpose::Acquire => Self::Acquire {
@@ -160,7 +161,8 @@ impl Change {
             }
             Self::TakeOver { owner, number, now, end, seen, is_asked } => {
                 let is_asked_now = |key: &Key| key.asked == seen.1;
-                let is_there = |key: &&Key| key.place.is_of(&seen.0, seen.1) && key.place.end > *now;
+                let is_seen = |place: &Place| place.owner.starts_with(&seen.0) && place.number == seen.1;
+                let is_there = |key: &&Key| is_seen(&key.place) && key.place.end > *now;
                 held()
                     .filter(is_there)
                     .filter(|key| *number > key.withdrawn && *number > seen.1 && (*is_asked || !is_asked_now(key)))?;
@@ -206,6 +208,12 @@ impl Change {
         // A withdrawal also asks for how long the row stays.
         matches!(self, Self::Acquire { leaves_it: true, .. } | Self::Withdraw { .. })
     }
+}
+
+/// The owner that a takeover replaces, or its identity.
+fn seen_owner(write: &Write) -> String {
+    let seen = text_compared(write, "owner");
+    if seen.is_empty() { identity_of(&write.owner).unwrap_or_default().to_owned() } else { seen }
 }
 
 impl Key {

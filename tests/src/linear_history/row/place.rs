@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{compared, number_in, set, text_in};
+use super::{compared, number_in, set};
 use crate::request::{Purpose, Write};
 
 /// Who is there.
@@ -17,8 +17,6 @@ pub(super) struct Place {
     pub(super) sequence: u64,
     /// The number of the last release.
     pub(super) released: u64,
-    /// The process that used up the last ticket.
-    pub(super) resumed: String,
 }
 
 /// The attributes of a place have these names.
@@ -38,7 +36,6 @@ impl Place {
             end: number_in(item, names.end),
             sequence: number_in(item, "sequence"),
             released: number_in(item, "released"),
-            resumed: text_in(item, "resumed"),
         }
     }
 
@@ -52,7 +49,7 @@ impl Place {
     }
 }
 
-/// The owner of a place wants this of it, or somebody who has the owner's ticket.
+/// The owner of a place wants this of it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Change {
     owner: String,
@@ -73,24 +70,6 @@ enum What {
         end: Option<u64>,
         sequence: u64,
     },
-    /// Uses a ticket up, if its lease ends after `now`.
-    Resume {
-        now: u64,
-        sequence: u64,
-        by: String,
-    },
-    /// Moves the end of a ticket's lease to a later time.
-    RenewByTicket {
-        now: u64,
-        end: u64,
-        sequence: u64,
-    },
-    /// Uses up all earlier sequences of a ticket whose lease ends late enough.
-    KeepByTicket {
-        now: u64,
-        end: u64,
-        sequence: u64,
-    },
 }
 
 /// A release leaves this of a place.
@@ -103,23 +82,15 @@ pub(super) enum Left {
 impl Change {
     /// Returns `None` if it is something else. `last` is the number that a release leaves.
     pub(super) fn of(write: &Write, names: Names, last: impl FnOnce(u64) -> u64) -> Option<Self> {
-        let (now, sequence) = (|| compared(write, names.end), || set(write, "sequence"));
         let own = || compared(write, names.number);
         let what = match write.purpose {
-            Purpose::Renew => What::Renew { now: now(), end: set(write, names.end), sequence: sequence() },
+            Purpose::Renew => What::Renew {
+                now: compared(write, names.end),
+                end: set(write, names.end),
+                sequence: set(write, "sequence"),
+            },
             Purpose::Release => {
                 What::Release { last: last(own()), end: write.number(names.end), sequence: compared(write, "sequence") }
-            }
-            Purpose::Resume => {
-                let by = write.text("resumed").unwrap_or_default().to_owned();
-                What::Resume { now: now(), sequence: sequence() - 1, by }
-            }
-            Purpose::RenewByTicket => {
-                What::RenewByTicket { now: now(), end: set(write, names.end), sequence: sequence() }
-            }
-            Purpose::KeepByTicket => {
-                let end = write.equals(names.end).unwrap_or_else(|| panic!("no end in {write:?}"));
-                What::KeepByTicket { now: now(), end, sequence: sequence() }
             }
             _ => return None,
         };
@@ -134,8 +105,6 @@ impl Change {
     pub(super) fn accepted(&self, place: &Place) -> Option<Left> {
         let Self { owner, own, what } = self;
         let is_own = place.is_of(owner, *own);
-        // Nobody has used the ticket since.
-        let is_unused = |now: &u64, sequence: &u64| is_own && place.end > *now && place.sequence <= *sequence;
         let before = place.clone();
         let (is_accepted, after) = match what {
             What::Renew { now, end, sequence } => {
@@ -147,18 +116,6 @@ impl Change {
                 let is_accepted = (is_own || is_again) && place.sequence < *sequence;
                 let Some(end) = *end else { return is_accepted.then_some(Left::Nothing) };
                 (is_accepted, Place { number: *last, released: *last, end, sequence: *sequence, ..before })
-            }
-            What::Resume { now, sequence, by } => {
-                let after = Place { sequence: sequence + 1, resumed: by.clone(), ..before };
-                (is_unused(now, sequence), after)
-            }
-            What::RenewByTicket { now, end, sequence } => {
-                let after = Place { end: *end, sequence: *sequence, ..before };
-                (is_unused(now, sequence) && place.end < *end, after)
-            }
-            What::KeepByTicket { now, end, sequence } => {
-                let after = Place { sequence: *sequence, ..before };
-                (is_unused(now, sequence) && place.end == *end, after)
             }
         };
         is_accepted.then_some(Left::Place(after))

@@ -79,8 +79,8 @@ pub(super) enum Change {
         /// A waiter also leaves a permit to those ahead of it.
         leaves_it: bool,
     },
-    /// Takes the permit of an earlier acquire of the same identity, which was seen with this nonce and number.
-    TakeOver { place: Place, seen: (String, u64), clock: u64 },
+    /// Takes the permit of an earlier acquire of the same identity: of the one that was seen, or of the one with a fence.
+    TakeOver { place: Place, seen: Seen, clock: u64 },
     Own {
         change: place::Change,
         /// A release gives up the attempts up to this number.
@@ -92,6 +92,13 @@ pub(super) enum Change {
     Withdraw { number: u64 },
     /// The same, if there is no row.
     WithdrawWithoutRow { number: u64 },
+}
+
+/// A takeover names the acquisition that it replaces by this.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Seen {
+    Permit { nonce: String, number: u64 },
+    Fence(u64),
 }
 
 impl Change {
@@ -109,7 +116,9 @@ impl Change {
                     _ => panic!("it counts no fence: {write:?}"),
                 };
                 if write.is_takeover() {
-                    let seen = (text_compared(write, "nonce"), compared(write, NAMES.number));
+                    let permit =
+                        || Seen::Permit { nonce: text_compared(write, "nonce"), number: compared(write, NAMES.number) };
+                    let seen = write.fence_seen().map_or_else(permit, Seen::Fence);
                     return Self::TakeOver { place, seen, clock };
                 }
                 let ended = ended(write);
@@ -155,9 +164,12 @@ impl Change {
             Self::TakeOver { place, seen, clock } => {
                 let name = permit_of(&place.owner);
                 let permit = after.permits.get(&name)?.clone();
-                let seen_owner = name.strip_prefix(&permit_of("")).unwrap_or_default().to_owned() + &seen.0;
-                let is_there = permit.place.is_of(&seen_owner, seen.1) && permit.place.end > place.since;
-                if !is_there || after.withdrawn >= place.number {
+                let identity = name.strip_prefix(&permit_of("")).unwrap_or_default();
+                let is_seen = match seen {
+                    Seen::Permit { nonce, number } => permit.place.is_of(&format!("{identity}{nonce}"), *number),
+                    Seen::Fence(fence) => permit.fence == *fence && !permit.place.is_released(),
+                };
+                if !is_seen || permit.place.end <= place.since || after.withdrawn >= place.number {
                     return None;
                 }
                 let fence = after.next_fence(*clock);
