@@ -2,7 +2,6 @@
 #![allow(clippy::doc_markdown, reason = "clap prints these comments as they are")]
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
@@ -80,17 +79,12 @@ pub(crate) enum Action {
     /// Let a call pass, so many in a period from all machines
     #[command(after_help = help::examples(Some("rate")), after_long_help = help::details("rate"))]
     Rate(Rate),
-    /// Acquire a lock for several processes, and print its ticket
+    /// Acquire a lock that outlives this process, and print its identity
     #[command(after_help = help::examples(Some("acquire")), after_long_help = help::details("acquire"))]
     Acquire(Acquire),
-    /// Renew the lock of the ticket on standard input
+    /// Go on with the lock of an identity: a new lease, and a larger fence
     #[command(after_help = help::examples(Some("renew")), after_long_help = help::details("renew"))]
-    Renew {
-        /// Time for which the lock is held at least, from now on, from 1ms to 366d [default: 30s] [environment:
-        /// LOCK_LEASE]
-        #[arg(long, value_name = "DURATION", value_parser = long_lease)]
-        lease: Option<Duration>,
-    },
+    Renew(Renew),
     /// List the keys of the table; reads the whole table
     #[command(after_help = help::examples(Some("list")), after_long_help = help::details("list"))]
     List {
@@ -110,7 +104,7 @@ pub(crate) enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Release the lock of a ticket, or free a key that a holder left behind
+    /// Free the key of an identity, or a key that a holder left behind
     #[command(after_help = help::examples(Some("release")), after_long_help = help::details("release"))]
     Release(Release),
     /// Store the result of a run that died after its work was done
@@ -218,50 +212,62 @@ pub(crate) struct Acquire {
     /// Key to lock
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) key: String,
-    /// Time for which the lock is held unless its ticket renews or releases it, from 1ms to 366d [default: 30s]
-    /// [environment: LOCK_LEASE]
-    #[arg(long, value_name = "DURATION", value_parser = long_lease)]
-    pub(crate) lease: Option<Duration>,
+    /// Identity of the work, such as the id of the pipeline's run, up to 1,024 bytes; another acquire with the same
+    /// identity takes the lock over [default: a random one]
+    #[arg(long, value_name = "IDENTITY", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) identity: Option<String>,
     /// Longest time to wait for a key that is held, up to 1d; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
-    /// Make one attempt of the wait. Unless it is the last one, keep the turn in this file, and try again with it after its
-    /// `delay`, in milliseconds; the wait lasts up to --wait [default: 1d] from the first attempt
-    #[arg(long, value_name = "FILE")]
-    pub(crate) turn: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) kept: Kept,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Renew {
+    /// Key of the lock, with the prefix or without
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) key: String,
+    /// Identity that holds the key, as `acquire` printed it
+    #[arg(long, value_name = "IDENTITY", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) identity: String,
+    #[command(flatten)]
+    pub(crate) kept: Kept,
+}
+
+/// The options of a lock that outlives its process.
+#[derive(Args, Debug)]
+pub(crate) struct Kept {
+    /// Time for which the identity holds the key from now on, unless it renews or releases it, from 1ms to 366d [default: 30s]
+    /// [environment: LOCK_LEASE]
+    #[arg(long, value_name = "DURATION", value_parser = long_lease)]
+    pub(crate) lease: Option<Duration>,
     /// Let up to this many holders have the key at a time, from 1 to 100: the key is then a semaphore, not a lock, and the
     /// lease lasts up to a day
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) at_most: Option<u32>,
-    /// Shortest time for which the key stays held, even if it is released earlier, up to 1d
-    #[arg(long, value_name = "DURATION", value_parser = min_hold)]
-    pub(crate) min_hold: Option<Duration>,
-    /// Identity of the work, such as the id of the pipeline's run, up to 1,024 bytes; another acquire with the same
-    /// identity takes the lock over
-    #[arg(long, value_name = "IDENTITY", value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) identity: Option<String>,
     /// Name of the holder, for others to read [default: user@host]
     #[arg(long, value_name = "NAME")]
     pub(crate) holder: Option<String>,
+    /// Print a JSON object with key, identity, fence and until
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("whose").args(["fence", "force", "identity"]))]
+#[command(group = ArgGroup::new("whose").required(true).args(["fence", "force", "identity"]))]
 pub(crate) struct Release {
-    /// Key to free, with the prefix or without; without a key, the ticket on standard input says which lock to release
-    #[arg(value_parser = NonEmptyStringValueParser::new(), requires = "whose")]
-    pub(crate) key: Option<String>,
-    /// Fence of the acquisition to end, as `get` shows it
-    #[arg(long, requires = "key")]
-    pub(crate) fence: Option<u64>,
+    /// Key to free, with the prefix or without
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) key: String,
     /// Free the key or the permit if this identity holds it; the exit code is 0 if it does not
-    #[arg(long, value_name = "IDENTITY", requires = "key", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "IDENTITY", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) identity: Option<String>,
-    /// Succeed if the lock of the ticket is lost
-    #[arg(long, conflicts_with = "key")]
-    pub(crate) if_held: bool,
+    /// Fence of the acquisition to end, as `get` shows it
+    #[arg(long)]
+    pub(crate) fence: Option<u64>,
     /// Release the key no matter who holds it; shows the holder and asks first
-    #[arg(long, requires = "key")]
+    #[arg(long)]
     pub(crate) force: bool,
     /// Do not ask
     #[arg(long, requires = "force")]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_dynamodb::Client;
-use lambda_lock::{ErrorKind, Locks, Ticket, client_config, load_config};
+use lambda_lock::{ErrorKind, Locks, client_config, load_config};
 
 use crate::arguments::{self, TableOptions};
 use crate::failure::{CONFIGURATION, Failure};
@@ -44,18 +44,6 @@ pub(crate) async fn connect(options: &TableOptions, holder: String) -> Result<Co
     connect_if(true, options, holder).await
 }
 
-/// Connects to the table and the key prefix of the ticket, unless others are given.
-pub(crate) async fn connect_for(
-    ticket: &Ticket,
-    options: &TableOptions,
-    holder: String,
-) -> Result<Connection, Failure> {
-    let mut options = options.clone();
-    options.table = named_table(&options)?.or_else(|| Some(ticket.table().to_owned()));
-    options.key_prefix = key_prefix(&options)?.or_else(|| Some(ticket.key_prefix().to_owned()));
-    connect(&options, holder).await
-}
-
 /// Connects to locks that exclude others only if they are enabled.
 pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: String) -> Result<Connection, Failure> {
     let table = table(options)?;
@@ -69,7 +57,7 @@ pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: St
     if let Some(is_strong) = variable("LOCK_MULTI_REGION_STRONG_CONSISTENCY", flag)? {
         builder = builder.multi_region_strong_consistency(is_strong);
     }
-    let key_prefix = key_prefix(options)?.unwrap_or_default();
+    let key_prefix = key_prefix(options)?;
     builder = builder.key_prefix(&key_prefix);
     if let Some(name) = &options.partition_key {
         builder = builder.partition_key(name);
@@ -122,17 +110,14 @@ fn text(name: &str) -> Result<Option<String>, Failure> {
     variable(name, |value| Ok(value.to_owned()))
 }
 
-fn named_table(options: &TableOptions) -> Result<Option<String>, Failure> {
-    let named = || text("LOCK_TABLE_NAME").map(|name| name.filter(|name| !name.is_empty()));
-    options.table.clone().map_or_else(named, |table| Ok(Some(table)))
-}
-
-fn key_prefix(options: &TableOptions) -> Result<Option<String>, Failure> {
-    options.key_prefix.clone().map_or_else(|| text("LOCK_KEY_PREFIX"), |prefix| Ok(Some(prefix)))
+fn key_prefix(options: &TableOptions) -> Result<String, Failure> {
+    let named = || text("LOCK_KEY_PREFIX").map(Option::unwrap_or_default);
+    options.key_prefix.clone().map_or_else(named, Ok)
 }
 
 fn table(options: &TableOptions) -> Result<String, Failure> {
-    let named = named_table(options)?;
+    let named = || text("LOCK_TABLE_NAME").map(|name| name.filter(|name| !name.is_empty()));
+    let named = options.table.clone().map_or_else(named, |table| Ok(Some(table)))?;
     #[cfg(feature = "embedded")]
     let named = named.or_else(|| options.embedded.as_ref().map(|_| "locks".to_owned()));
     named.ok_or_else(|| {

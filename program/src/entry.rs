@@ -1,6 +1,5 @@
 //! A key and its row, as a line of a table or a JSON object.
 
-use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::arguments::{Kind, Selection};
 use crate::failure::sentence;
-use crate::output::{misleads, printable, printable_up_to};
+use crate::output::{json_line, printable, printable_up_to};
 
 /// The longest key in a table, in bytes. JSON has all of it.
 const LONGEST_KEY: usize = 100;
@@ -101,20 +100,9 @@ impl Entry {
         ]
     }
 
-    /// Returns the entry as a JSON object, with a newline at the end.
+    /// Returns the entry as a JSON object, in a line.
     pub(crate) fn json(&self, now: SystemTime) -> String {
-        let mut text = String::new();
-        // Misleading characters occur only within strings, where JSON has an escape for each.
-        for c in self.object(now).to_string().chars() {
-            if misleads(c) {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    let _infallible = write!(text, "\\u{unit:04x}");
-                }
-            } else {
-                text.push(c);
-            }
-        }
-        text + "\n"
+        json_line(&self.object(now))
     }
 
     fn object(&self, now: SystemTime) -> Value {

@@ -42,7 +42,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match error.kind() {
             ErrorKind::Held => HELD,
-            ErrorKind::Lost | ErrorKind::TicketEnded | ErrorKind::TicketReleased | ErrorKind::TicketUsed => LOST,
+            ErrorKind::Lost => LOST,
             ErrorKind::Throttled | ErrorKind::Unavailable | ErrorKind::Conflict => UNAVAILABLE,
             _ => CONFIGURATION,
         };

@@ -87,35 +87,34 @@ One request, or two after a quiet time (IAM action dynamodb:UpdateItem). With LO
 each call passes. One warning says so.";
 
 const ACQUIRE: &str = "\
-Acquires a lock for a pipeline whose steps are separate processes, and prints its ticket, a line of JSON. The lock \
-outlives this process: it is held until the lease ends, or until release with the ticket. If the key is held, nothing \
-is printed and the exit code is 75. If the ticket cannot be written, the key is released and the exit code is 74.
+Acquires a lock for a pipeline whose steps are separate processes, and prints the identity that holds it. The lock \
+outlives this process: the identity holds the key until `release KEY --identity`, or until the lease ends. If another \
+holder has the key, nothing is printed and the exit code is 75. If the identity cannot be printed, the key is released and the \
+exit code is 74.
 
-Anyone who has the ticket and may write to the table can renew, release and resume the lock: keep the ticket like a \
-password. In the Rust crate, Locks::resume takes it.
+Without --identity, each acquire has a random identity. With --identity, another acquire with the same identity takes the lock \
+over, with a larger fence, so that a step which is repeated finds its own lock. Anyone who knows the identity and may write \
+to the table can renew and release the lock, and `get` shows the identity. In the Rust crate, Acquire::take_over goes on \
+with the lock.
 
-The lease should be a little longer than the work takes, or than the time between two renewals. After a crash the key \
-stays held until the lease ends; `release KEY --fence` frees it earlier.
+The lease should be a little longer than the work takes, or than the time until the next `renew`. Nothing ends the \
+work when the lease ends. After a crash the key stays held until then; `release` frees it earlier.
 
-With --identity, another acquire with the same identity takes the lock over, with a larger fence, instead of being \
-refused. A step that is repeated then finds its own lock. The ticket of the earlier acquire is refused from then on.
-
-With --turn, a pipeline waits without a process: while the exit code is 75 and the file exists, it sleeps for the \
-`delay` of the file, in milliseconds, and runs the command again. It keeps its place in the queue. The command deletes the file when the \
-wait ends, with or without the lock.
-
-With LOCK_ENABLED=false in the environment, the ticket does not hold a lock. One warning says so.";
+One request, and two to take a lock over (IAM action dynamodb:UpdateItem). With LOCK_ENABLED=false in the environment, the \
+identity does not hold a lock. One warning says so.";
 
 const RENEW: &str = "\
-Renews the lock of the ticket on standard input, so that it is held for at least the lease from now on. A lease that \
-ends later stays. The ticket does not change, and the command can be repeated. One request (IAM action \
-dynamodb:UpdateItem).
+Takes the lock over from the step before, and keeps it for the same identity, with a new lease from now on. The new lease may \
+end before the old one. The fence grows each time, so if a receiver of your writes compares fences, pass it the fence that \
+this command prints: a repeated step then has a larger fence than its first attempt. The holder's name becomes that of this \
+command. If acquire had --at-most, give it here, too.
 
-Table and key prefix are those of the ticket, unless others are given. Give the other options for the table as for \
-acquire.
+The exit code is 76 if the identity does not hold the key: the lease has ended, the key was released, or another holder has \
+it. The command never acquires a free key, because another holder may have had it meanwhile. If DynamoDB does not answer, \
+repeat the command: the identity still holds the key.
 
-The exit code is 76 if the lease has ended, the lock was released or resumed, or another holder has the key; and 78 \
-if the ticket belongs to another table or key prefix, or is not valid.";
+Two requests (IAM action dynamodb:UpdateItem). With LOCK_ENABLED=false in the environment, nothing is sent. One warning \
+says so.";
 
 const LIST: &str = "\
 Lists keys with their state, sorted by key. Keys are as they are in the row: with the prefix. Keys of more than 100 \
@@ -159,14 +158,12 @@ given by --key-prefix. A key without a row is an error: the exit code is 66, and
 table that are like it (IAM action dynamodb:Scan, up to 5 requests).";
 
 const RELEASE: &str = "\
-Without a key, releases the lock of the ticket on standard input (IAM action dynamodb:UpdateItem). The command can be \
-repeated. Table and key prefix are those of the ticket, unless others are given. The exit code is 76 if the lock was \
-resumed or another holder has the key, and 0 then with --if-held, unless it was resumed.
+With --identity, frees the key or the permit if this identity holds it: in the last step of a pipeline, or after a pipeline \
+was stopped. Make sure that its work has ended. If the identity does not hold the key, the command says so, and the exit \
+code is 0, so that the last step can be repeated. With LOCK_ENABLED=false in the environment, nothing is sent.
 
-With a key and --identity, frees it if this identity holds it, whatever its ticket: after a pipeline was stopped, for \
-example. Make sure that its work has ended.
-
-With a key and --fence or --force, frees it for an operator (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the \
+With --fence or --force, frees the key for an operator. Each way needs the IAM actions dynamodb:GetItem and \
+dynamodb:UpdateItem. This does not stop the \
 holder's work: make sure that the holder has crashed, or that its writes are fenced. `run --renew` notices it at its \
 next renewal, when a third of the lease is over, and ends its command. Without --renew, the command runs on, at the \
 longest until its lease ends. The code of `run` is 76 in both cases.
@@ -237,9 +234,10 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 11] = [
     ("75", "another holder has the key, a rate is used up, or release was not confirmed"),
     (
         "76",
-        "the lock was lost: its lease ended and the command was ended, another holder has the key, or its ticket is used",
+        "the lock was lost: its lease ended and the command was ended, another holder has the key, or the identity of renew does \
+         not hold it",
     ),
-    ("78", "something must be corrected: the table, access, credentials, region, a variable, a row, a ticket"),
+    ("78", "something must be corrected: the table, access, credentials, region, a variable, a row"),
     ("126", "the command of run cannot be run"),
     ("127", "the command of run was not found"),
     ("128+N", "signal N killed the command of run, or ended the wait for the lock"),
@@ -251,7 +249,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 11] = [
     ("LOCK_KEY_PREFIX", "the prefix of every key, unless --key-prefix is given"),
     ("LOCK_CLOCK_SKEW", "the clock skew, unless --clock-skew is given"),
     ("LOCK_LEASE", "the lease of run, acquire and renew, unless --lease is given"),
-    ("LOCK_ENABLED", "`false` makes run execute the command, and acquire print a ticket, without a lock"),
+    ("LOCK_ENABLED", "`false` makes run execute the command, and acquire print an identity, without a lock"),
     (
         "LOCK_MULTI_REGION_STRONG_CONSISTENCY",
         "`true` for a global table with multi-Region strong consistency, or one that is to become one",
@@ -303,14 +301,14 @@ pub(crate) const EXAMPLES: &[(&str, &str, &str)] = &[
     (
         "acquire",
         "Hold a lock from the first step of a pipeline to its last",
-        "lambda-lock acquire --key deploy --lease 30m > ticket.json",
+        "ID=$(lambda-lock acquire --key deploy --lease 30m)",
     ),
     (
         "acquire",
         "Find the lock of an earlier attempt of this run",
-        "lambda-lock acquire --key deploy --lease 30m --identity \"$RUN\" > ticket.json",
+        "lambda-lock acquire --key deploy --lease 30m --identity \"$RUN\"",
     ),
-    ("renew", "Hold the lock for half an hour more", "lambda-lock renew --lease 30m < ticket.json"),
+    ("renew", "Hold the lock for half an hour more", "lambda-lock renew deploy --identity \"$RUN\" --lease 30m"),
     ("list", "Show who holds which keys", "lambda-lock list --held"),
     (
         "list",
@@ -318,7 +316,7 @@ pub(crate) const EXAMPLES: &[(&str, &str, &str)] = &[
         "lambda-lock list --json | jq 'select(.state == \"expired\").key'",
     ),
     ("get", "Show who holds a key", "lambda-lock get nightly-report"),
-    ("release", "Release the lock in the last step of a pipeline", "lambda-lock release < ticket.json"),
+    ("release", "Release the lock in the last step of a pipeline", "lambda-lock release deploy --identity \"$RUN\""),
     ("release", "Free the key of a holder that has crashed", "lambda-lock release nightly-report --fence 17"),
     (
         "complete",

@@ -16,12 +16,12 @@ mod identity;
 
 mod command;
 mod guard;
+mod keep;
 mod process;
 mod rate;
 mod run;
 mod signals;
 mod supervise;
-mod ticket;
 
 mod entry;
 mod show;
@@ -79,16 +79,15 @@ async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {
     match action {
         Action::Run(run) => return run::run(&table, run).await,
         Action::Rate(rate) => rate::pass(&table, rate).await?,
-        Action::Acquire(acquire) => return ticket::acquire(&table, acquire).await,
-        Action::Renew { lease } => ticket::renew(&table, lease).await?,
+        Action::Acquire(acquire) => return keep::acquire(&table, acquire).await,
+        Action::Renew(renew) => keep::renew(&table, renew).await?,
         Action::List { selection, json } => show::list(&table, &selection, json).await?,
         Action::Get { keys, json } => show::get(&table, keys, json).await?,
         Action::Watch { keys, selection, interval } => show::watch(&table, keys, &selection, interval).await?,
-        Action::Release(Release { key: None, if_held, .. }) => ticket::release(&table, if_held).await?,
-        Action::Release(mut release) => {
-            let key = release.key.take().unwrap_or_default();
-            operate::release(&table, key, release).await?;
+        Action::Release(Release { key, identity: Some(identity), .. }) => {
+            keep::release(&table, &key, &identity).await?;
         }
+        Action::Release(release) => operate::release(&table, release).await?,
         Action::Complete(complete) => operate::complete(&table, complete).await?,
         Action::CreateTable { tags, provisioned } => operate::create_table(&table, tags, provisioned).await?,
         Action::Check { function: Some(function) } => function::check(&table, &function).await?,

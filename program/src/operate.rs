@@ -8,15 +8,12 @@ use crate::arguments::{Complete, Release, TableOptions};
 use crate::connect::{Connection, Key, connect};
 use crate::failure::{CONFIGURATION, Failure, HELD, USAGE};
 use crate::identity;
-use crate::output::{line, printable, say};
+use crate::output::{line, say};
 use crate::show::missing;
 
 /// Frees the key of another holder.
-pub(crate) async fn release(options: &TableOptions, key: String, release: Release) -> Result<(), Failure> {
-    let Release { fence, force, yes, identity, .. } = release;
-    if let Some(owner) = identity {
-        return release_identity(options, &key, &owner).await;
-    }
+pub(crate) async fn release(options: &TableOptions, release: Release) -> Result<(), Failure> {
+    let Release { key, fence, force, yes, .. } = release;
     if force && !yes && !io::stdin().is_terminal() {
         let message = "--force asks for confirmation, and standard input is not a terminal: add --yes, or give --fence";
         return Err(Failure::new(USAGE, message));
@@ -143,17 +140,6 @@ fn described(holder: &Holder) -> String {
 
 fn other_fence(by: &str, fence: u64) -> String {
     format!("it is {by}, not with fence {fence}; look again with `get`")
-}
-
-/// Frees what this identity holds.
-async fn release_identity(options: &TableOptions, key: &str, owner: &str) -> Result<(), Failure> {
-    let connection = connect(options, identity::user()).await?;
-    let Key { name, of_row: key } = connection.named_key(key);
-    let Connection { locks, table, .. } = connection;
-    if locks.release_identity(name, owner).await? {
-        return line(&format!("released: key `{key}` in table `{table}`"));
-    }
-    line(&format!("key `{key}` in table `{table}` is not held for `{}`", printable(owner)))
 }
 
 fn is_confirmed(question: &str) -> io::Result<bool> {

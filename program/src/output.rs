@@ -1,10 +1,13 @@
 //! Standard output and standard error, without characters that mislead the reader.
 
-use std::fmt::Display;
+use std::fmt::{Display, Write as _};
 use std::io::{self, ErrorKind, Write};
 
+use serde_json::Value;
+
 use crate::failure::{BROKEN_OUTPUT, Failure};
-pub(crate) use lambda_lock::text::{escaped, misleads, printable, printable_up_to, shortened};
+use lambda_lock::text::misleads;
+pub(crate) use lambda_lock::text::{escaped, printable, printable_up_to, shortened};
 
 /// Writes to standard output. A reader that has gone, such as `head`, ends the program quietly.
 pub(crate) fn print(text: &[u8]) -> Result<(), Failure> {
@@ -18,6 +21,21 @@ pub(crate) fn print(text: &[u8]) -> Result<(), Failure> {
 /// Writes one line to standard output.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
     print(format!("{}\n", escaped(text)).as_bytes())
+}
+
+/// Returns a line of JSON. Within it, misleading characters occur only in strings, where JSON has an escape for each.
+pub(crate) fn json_line(value: &Value) -> String {
+    let mut text = String::new();
+    for c in value.to_string().chars() {
+        if misleads(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _infallible = write!(text, "\\u{unit:04x}");
+            }
+        } else {
+            text.push(c);
+        }
+    }
+    text + "\n"
 }
 
 /// Writes one line to standard error, which may be closed.

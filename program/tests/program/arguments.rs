@@ -32,7 +32,7 @@ const COMMANDS: [&str; 13] = [
     "",
 ];
 
-const OPTIONS: [&str; 38] = [
+const OPTIONS: [&str; 36] = [
     "--table",
     "--region",
     "--endpoint-url",
@@ -47,14 +47,12 @@ const OPTIONS: [&str; 38] = [
     "--key",
     "--lease",
     "--wait",
-    "--turn",
     "--at-most",
     "--min-hold",
     "--renew",
     "--holder",
     "--identity",
     "--fence",
-    "--if-held",
     "--force",
     "--yes",
     "--held",
@@ -164,7 +162,7 @@ fn arguments_of_any_kind_end_with_an_exit_code_of_the_manual_and_one_sentence() 
 fn try_with(arguments: &[OsString]) {
     let place = Place::new();
     let mut command = place.command(arguments);
-    // `--turn` makes a file.
+    // `--embedded` makes a file.
     command.current_dir(place.folder.path());
     let outcome = Process::start(command).outcome();
     // `false` ends with 1.

@@ -63,7 +63,8 @@ fn an_invalid_argument_exits_with_2_and_names_value_and_bound() {
         (&["acquire", "--lease", "30m"], ["--key", "--help"]),
         (&["acquire", "--key", "job", "--lease", "367days"], ["367days", "1ms and 366d"]),
         (&["acquire", "--key", "job", "--identity", ""], ["--identity", "--help"]),
-        (&["renew", "--lease", "0s"], ["0s", "1ms and 366d"]),
+        (&["renew", "job", "--identity", "run 7", "--lease", "0s"], ["0s", "1ms and 366d"]),
+        (&["renew", "job", "--lease", "30m"], ["--identity", "--help"]),
     ] {
         let outcome = place.run(arguments).expect_code(2);
         assert!(parts.iter().all(|part| outcome.stderr.contains(part)), "{outcome:?}");

@@ -11,6 +11,7 @@ mod function;
 mod groups;
 #[cfg(target_os = "linux")]
 mod guard;
+mod keep;
 mod lease;
 mod list;
 mod manual;
@@ -21,7 +22,6 @@ mod server;
 mod signals;
 mod table;
 mod terminal;
-mod ticket;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
