@@ -73,21 +73,22 @@ enum Call {
 async fn call(locks: &Locks, failures: &AtomicU32, bank: impl AsyncFnOnce() -> bool) -> Result<Call, Error> {
     let probe = match locks.get(OPEN).await? {
         Some(open) if open.is_current() => return Ok(Call::Skipped),
-        Some(half_open) if !half_open.has_released() => {
-            let Some(lock) = locks.try_acquire(OPEN).await? else { return Ok(Call::Skipped) };
-            Some(lock.into_ticket()?)
-        }
+        Some(half_open) if !half_open.has_released() => match locks.try_acquire(OPEN).await? {
+            Some(lock) => Some(lock),
+            None => return Ok(Call::Skipped),
+        },
         _ => None,
     };
     if bank().await {
         failures.store(0, Ordering::Relaxed);
-        if let Some(probe) = probe {
-            locks.release_ticket_if_held(&probe).await?;
+        if let Some(lock) = probe {
+            lock.release().await?;
         }
         return Ok(Call::Answered);
     }
-    if probe.is_none()
-        && failures.fetch_add(1, Ordering::Relaxed) % 3 == 2
+    if let Some(lock) = probe {
+        lock.keep();
+    } else if failures.fetch_add(1, Ordering::Relaxed) % 3 == 2
         && let Some(lock) = locks.try_acquire(OPEN).await?
     {
         lock.keep();
@@ -139,14 +140,14 @@ async fn after_a_failed_probe_the_breaker_stays_open() {
 async fn while_a_key_is_closed_a_refusal_names_the_operator() {
     let world = World::new().await;
     let operator = world.default_locks();
-    let closed = operator.acquire("import").lease(Duration::from_hours(2)).holder("maintenance by Kim");
-    let ticket = closed.await.unwrap().into_ticket().unwrap();
+    let closing = operator.acquire("import").identity("maintenance by Kim").lease(Duration::from_hours(2));
+    closing.await.unwrap().keep();
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     host.advance_clock(Duration::from_mins(119));
     let error = locks.acquire("import").run(async |_| {}).await.unwrap_err();
     assert!(error.is_held());
-    assert_contains(&error, &["key `import` in table", "is held by maintenance by Kim until "]);
-    operator.release_ticket(&ticket).await.unwrap();
+    assert_contains(&error, &["key `import` in table", "is held by ", " for `maintenance by Kim` until "]);
+    assert!(operator.release_identity("import", "maintenance by Kim").await.unwrap());
     locks.acquire("import").run(async |_| {}).await.unwrap();
 }
