@@ -135,6 +135,11 @@ impl Holder {
         self.number == Some(number) && !self.has_released()
     }
 
+    /// Returns when the hold began, if its holder has taken it over.
+    pub(crate) fn taken_over_since(&self) -> Option<u64> {
+        self.held_since.filter(|since| Some(*since) < self.since)
+    }
+
     /// Returns `true` if the holder with this number was asked to run once more.
     pub(crate) fn was_asked(&self, number: u64) -> bool {
         self.asked == Some(number)

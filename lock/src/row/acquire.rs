@@ -177,10 +177,11 @@ impl Acquisition {
                 self.numbers.own = applied;
                 let fences = vec![applied; own.len()];
                 let row = own.swap_remove(0);
+                let held_since = row.taken_over_since();
                 let of_one = self.kind.transact.is_none();
                 let (data, hold_time) = (row.data.filter(|_| of_one), row.queue.hold_time.filter(|_| of_one));
                 let grant = Grant::new(fences, data, claim.now, claim.lease);
-                Ok(Some(Claimed::Granted(Grant { hold_time, ..grant })))
+                Ok(Some(Claimed::Granted(Grant { held_since, hold_time, ..grant })))
             }
             (None, None) if held.is_empty() && asks_again => Ok(None),
             (_, Some(error)) if held.is_empty() => Err(error),
@@ -218,9 +219,10 @@ impl Acquisition {
         }
         if let Some(permit) = row.permit(&self.owner) {
             let (fences, hold_time) = (permit.fence.into_iter().collect(), row.queue.hold_time);
+            let held_since = permit.taken_over_since();
             self.numbers.own = permit.number.unwrap_or_default();
             let grant = Grant::new(fences, row.data, claim.now, claim.lease);
-            return Ok(Some(Claimed::Granted(Grant { hold_time, ..grant })));
+            return Ok(Some(Claimed::Granted(Grant { held_since, hold_time, ..grant })));
         }
         let earlier = row.permit_of_identity(&self.owner).filter(|permit| permit.is_current());
         if let Some(earlier) = earlier.filter(|permit| !permit.is_released()) {

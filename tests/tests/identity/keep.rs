@@ -5,7 +5,7 @@ use std::time::Duration;
 use lambda_lock::embedded::{Faults, Host};
 use lambda_lock::{Acquire, Data, ErrorKind, Locks};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{keep_log, logged};
+use lambda_lock_tests::invocation::{LoseAnswers, keep_log, logged};
 
 use crate::{ARN, CLOCK_SKEW, LEASE, by, host, ms};
 
@@ -260,8 +260,25 @@ async fn disabled_locks_keep_and_take_over_without_a_request() {
 }
 
 #[tokio::test]
+async fn waiters_learn_it_also_if_an_answer_was_lost() {
+    for acquire in [|locks: &Locks| locks.acquire("job"), |locks: &Locks| locks.semaphore("job", 1).acquire()] {
+        let world = World::new().await;
+        acquire(&world.default_locks()).lease(LEASE).identity(ARN).await.unwrap().keep();
+        let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
+        host.advance_clock(ms(8000));
+        let locks = world.locks_with_quick_retries(&host).build().unwrap();
+        let lock = acquire(&locks).lease(LEASE).identity(ARN).take_over().await.unwrap();
+        assert_requests(&[&host], 3);
+        lock.release().await.unwrap();
+        let mean = locks.get("job").await.unwrap().unwrap().hold_time().unwrap();
+        assert!((ms(8000)..ms(9000)).contains(&mean), "{mean:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_takeover_that_is_dropped_leaves_the_lock_to_its_identity() {
-    let world = World::new().await;
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
     by(&world.default_locks(), ARN).await.unwrap().keep();
     let slow = world.host().faults(Faults::seeded(1).latency(ms(50)..ms(50))).build();
     let locks = world.locks(&slow).build().unwrap();
