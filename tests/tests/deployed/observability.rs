@@ -14,7 +14,7 @@ use crate::{FUNCTIONS, STACK, TOPIC, loop_until};
 /// Needs a refused report, a refused order, a replayed order, a payment, a counted order and a deployment.
 pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack) {
     let mut exported = BTreeSet::new();
-    let latest = [metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS, metrics::BATCH_ITEMS, metrics::TICKETS];
+    let latest = [metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS, metrics::BATCH_ITEMS, metrics::RELEASED];
     for (function, last) in FUNCTIONS.into_iter().zip(latest) {
         // The log has its lines a moment after the answer.
         let of_function = loop_until(Duration::from_secs(10), async || {
@@ -81,7 +81,7 @@ const QUEUES: [(&str, &str); 6] = [
 
 /// The metrics of all alarms, apart from those on queries.
 fn of_alarms(queue_named: impl Fn(&str) -> String, machine: String, api: &str) -> BTreeSet<Metric> {
-    // A deployment holds its lock by a ticket, and fails when it has lost the lock.
+    // A deployment holds its lock by its execution, and fails when it has lost the lock.
     let [others @ .., deployment] = FUNCTIONS;
     let of = |function, names: &[&str]| names.iter().map(|name| Metric::of(function, name, &[])).collect::<Vec<_>>();
     let mut all: BTreeSet<_> =

@@ -10,7 +10,7 @@ use std::time::Duration;
 use aws_sdk_lambda::types::Environment;
 use http::StatusCode;
 use lambda_example::Outcome;
-use lambda_lock::{Holder, Locks};
+use lambda_lock::{Holder, Lock, Locks};
 use lambda_lock_tests::loopback::Loopback;
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -94,10 +94,16 @@ fn locks(stack: &Stack, function: &str) -> Locks {
     locks.holder("a process that has died").build().unwrap()
 }
 
+/// Leaves the lock held, as a process that dies. Returns its fence.
+fn kept(lock: Lock) -> String {
+    let fence = lock.fence().to_string();
+    lock.keep();
+    fence
+}
+
 /// Acquires as a process that then dies.
 async fn leave_held(locks: &Locks, key: &str) -> String {
-    let lock = locks.acquire(key).lease(Duration::from_hours(1)).await.unwrap();
-    lock.into_ticket().unwrap().fence().to_string()
+    kept(locks.acquire(key).lease(Duration::from_hours(1)).await.unwrap())
 }
 
 async fn holder(locks: &Locks, key: &str) -> Holder {
@@ -125,15 +131,7 @@ pub(crate) async fn a_held_key_is_found_and_freed(stack: &Stack, runbook: &Runbo
 pub(crate) async fn a_run_that_did_not_finish_is_released_or_completed(stack: &Stack, runbook: &Runbook) {
     let (heading, locks) = ("A run did not finish", locks(stack, "payment-queue"));
     for (payment, block, state) in [("not-done", 1, "free"), ("done", 2, "completed")] {
-        let fence = locks
-            .acquire(payment)
-            .lease(Duration::from_secs(2))
-            .await
-            .unwrap()
-            .into_ticket()
-            .unwrap()
-            .fence()
-            .to_string();
+        let fence = kept(locks.acquire(payment).lease(Duration::from_secs(2)).await.unwrap());
         loop_until(Duration::from_secs(20), async || (!holder(&locks, payment).await.is_current()).then_some(())).await;
         let key = format!("{}#{payment}", in_stack("payment-queue"));
         let variables = [("KEY", key.as_str()), ("FENCE", fence.as_str()), ("WINDOW", "15days"), ("RESULT", "null")];
@@ -311,8 +309,7 @@ pub(crate) async fn a_full_semaphore_is_found_and_freed(stack: &Stack, runbook: 
     let semaphore = locks(stack, "nightly-report").semaphore("bank-api", 2);
     let mut fences = Vec::new();
     for _ in 0..2 {
-        let permit = semaphore.acquire().lease(Duration::from_hours(1)).await.unwrap();
-        fences.push(permit.into_ticket().unwrap().fence().to_string());
+        fences.push(kept(semaphore.acquire().lease(Duration::from_hours(1)).await.unwrap()));
     }
     assert!(semaphore.acquire().await.unwrap_err().is_held());
     let key = format!("{}#bank-api", in_stack("nightly-report"));
