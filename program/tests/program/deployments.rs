@@ -10,7 +10,8 @@ use crate::{Outcome, PATIENCE, PROGRAM, Place, Process, bare};
 
 const KEY: &str = "deploy#shop";
 
-fn until(what: &str, is_so: impl Fn() -> bool) {
+/// Waits until this is so.
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !is_so() {
         assert!(Instant::now() < until, "in time: {what}");

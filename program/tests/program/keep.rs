@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::deployments::until;
 use crate::{Outcome, Place, Process};
 
 /// Acquires `job`, and returns the identity that the program printed.
@@ -113,9 +114,7 @@ fn an_acquire_waits_and_can_be_interrupted() {
     place.run(["acquire", "--key", "job", "--wait", "20s"]).expect_code(0);
     let waiting = Process::start(place.command(["acquire", "--key", "job", "--wait", "20s"]));
     // It listens to signals before it sends its first request.
-    while place.json("job")["waiting"].as_u64() == Some(0) {
-        thread::sleep(Duration::from_millis(20));
-    }
+    until("it waits", || place.json("job")["waiting"] != 0);
     waiting.signal(rustix::process::Signal::TERM);
     waiting.outcome().expect_code(128 + 15).expect_stdout("");
 }
@@ -154,6 +153,8 @@ fn without_locking_an_identity_holds_nothing() {
     assert_eq!(run(&["acquire", "--key", "job", "--identity", "run 7"]), "run 7\n");
     let renewed: Value = serde_json::from_str(&run(&["renew", "job", "--identity", "run 7", "--json"])).unwrap();
     assert_eq!((&renewed["identity"], &renewed["fence"]), (&"run 7".into(), &0.into()));
-    assert_eq!(run(&["release", "job", "--identity", "run 7"]), "");
     place.run(["get", "job"]).expect_code(66);
+    acquire(&place, &["--identity", "run 7"]);
+    assert_eq!(run(&["release", "job", "--identity", "run 7"]), "");
+    assert_eq!(place.json("job")["state"], "held");
 }
