@@ -63,7 +63,7 @@ function allows(keys: string | string[], grants: LockGrants, expected: Json) {
   });
 }
 
-test("a lock, a permit, several keys, a ticket and a run need one action on their keys", () => {
+test("a lock, a permit, several keys, a takeover and a run need one action on their keys", () => {
   allows("report#*", {}, {
     Effect: "Allow",
     Action: "dynamodb:UpdateItem",

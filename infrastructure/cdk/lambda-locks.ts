@@ -18,7 +18,7 @@ export interface LambdaLocksProps {
   readonly deletionProtection?: boolean;
 }
 
-/** What a function does beyond `dynamodb:UpdateItem`, which is enough for locks, permits, several keys, tickets and runs. */
+/** What a function does beyond `dynamodb:UpdateItem`, which is enough for locks, permits, several keys, takeovers and runs. */
 export interface LockGrants {
   /**
    * Reads who holds a key: `Locks::get`, `Locks::release_identity`, and the locks of durable functions.
@@ -336,7 +336,6 @@ export class LambdaLocks extends Construct {
         "Messages and records, by outcome",
         [byOutcome("lambda_lock_batch_items", "Sum", "${PROP('Dim.outcome')}")],
       ],
-      ["Tickets, by outcome", [byOutcome("lambda_lock_tickets", "Sum", "${PROP('Dim.outcome')}")]],
       [
         "Queue length seen by new waiters",
         [

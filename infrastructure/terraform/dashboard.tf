@@ -51,10 +51,6 @@ locals {
       searches = [["lambda_lock_batch_items", ",outcome", "Sum", "$${PROP('Dim.outcome')}"]]
     },
     {
-      title    = "Tickets, by outcome"
-      searches = [["lambda_lock_tickets", ",outcome", "Sum", "$${PROP('Dim.outcome')}"]]
-    },
-    {
       title = "Queue length seen by new waiters"
       searches = [
         ["lambda_lock_waiters_ahead", "", "p50", "p50"],

@@ -1,13 +1,14 @@
 //! The tasks of a state machine that deploys one version of a service at a time. The first state takes the service's
-//! lock, or its turn to wait for it; the last one frees it. These are invocations of their own, and a ticket carries the lock
-//! from one to the next. The function also frees the lock of an execution that was stopped.
+//! lock, or its turn to wait for it; the last one frees it. These are invocations of their own, so the execution holds the
+//! lock: its ARN is the identity with which each state takes the lock over. The function also frees the lock of an execution
+//! that was stopped.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::{Attempt, HandlerError, Locks, Ticket, Turn};
+use lambda_lock::{Attempt, HandlerError, Locks, Turn};
 use lambda_runtime::{Error, LambdaEvent};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -18,7 +19,7 @@ use crate::failure::Failure;
 use crate::input::non_empty;
 use crate::settings::Simulation;
 
-/// The lease of the lock, from the first state and again from the start of the work. It is longer than the function's
+/// The lease of the lock, from the first state and again from each attempt of the work. It is longer than the function's
 /// timeout, so the work ends before its lease.
 const LEASE: Duration = Duration::from_mins(10);
 /// How long an execution waits for other deployments of its service.
@@ -56,15 +57,19 @@ pub enum Step {
     },
     /// Deploy under the lock.
     Work {
-        /// The ticket of the first state.
-        ticket: Ticket,
         /// The input of the execution.
         input: Deployment,
+        /// The ARN of the execution.
+        execution: String,
+        /// The fence of the first state.
+        fence: u64,
     },
     /// Free the lock.
     Free {
-        /// The ticket of the first state.
-        ticket: Ticket,
+        /// The service.
+        key: String,
+        /// The ARN of the execution.
+        execution: String,
     },
 }
 
@@ -104,10 +109,17 @@ impl<'de> Deserialize<'de> for Task {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Done {
+    /// The version is released.
+    Released {
+        /// The version.
+        version: String,
+        /// The fence of the attempt that has released it.
+        fence: u64,
+    },
     /// The lock is taken.
     Taken {
-        /// Carries the lock to the next state.
-        ticket: Ticket,
+        /// With it, the next state takes the lock over in one request.
+        fence: u64,
     },
     /// Another execution has the lock.
     Waiting {
@@ -115,13 +127,6 @@ pub enum Done {
         turn: Turn,
         /// The time until then, in seconds.
         delay: u64,
-    },
-    /// The version is released.
-    Released {
-        /// The version.
-        version: String,
-        /// The fence of the lock.
-        fence: u64,
     },
     /// The lock is free. The output is null.
     Freed,
@@ -141,8 +146,8 @@ impl Releases {
         Self { client, table: table.into(), prefix: prefix.into() }
     }
 
-    /// Releases the version. The write is refused if a holder with a larger fence has written: this execution has then
-    /// lost the lock. The write can be repeated, so the SDK may retry it after a lost answer.
+    /// Releases the version. The write is refused if a larger fence has written: that of a later attempt of the same state, or
+    /// of an execution that has the lock since. The write can be repeated, so the SDK may retry it after a lost answer.
     async fn write(&self, key: &str, version: &str, fence: u64) -> Result<(), Failure> {
         self.client
             .update_item()
@@ -185,40 +190,49 @@ async fn take_step(
 ) -> Result<Done, HandlerError<Failure>> {
     let step = match event.payload {
         Task::Step(step) => *step,
-        Task::Stopped(stopped) => return free(locks, stopped).await,
+        Task::Stopped(stopped) => return free_stopped(locks, stopped).await,
     };
     match step {
         // A repeated attempt takes over what an earlier attempt of this execution has acquired.
         Step::Take { input, execution, turn } => {
             let acquire = locks.acquire(input.key).identity(execution).lease(LEASE).wait(WAIT);
             Ok(match acquire.attempt_in_turn(turn).await.map_err(HandlerError::Lock)? {
-                Attempt::Acquired(lock) => Done::Taken { ticket: lock.into_ticket().map_err(HandlerError::Lock)? },
+                Attempt::Acquired(lock) => {
+                    let fence = lock.fence();
+                    lock.keep();
+                    Done::Taken { fence }
+                }
                 Attempt::Waiting(turn) => Done::Waiting { delay: turn.delay_in_seconds(), turn },
             })
         }
-        // The renewal fails if the lock is no longer held.
-        Step::Work { ticket, input } => {
-            locks.renew_ticket(&ticket, LEASE).await.map_err(HandlerError::Lock)?;
-            roll_out(&releases, simulation, input, ticket.fence()).await.map_err(HandlerError::Handler)
+        // Fails if the execution no longer holds the lock. Each attempt has a fence of its own.
+        Step::Work { input, execution, fence } => {
+            let acquire = locks.acquire(input.key.clone()).identity(execution).lease(LEASE);
+            let lock = acquire.take_over_from(fence).await.map_err(HandlerError::Lock)?;
+            let done = lock.while_held(roll_out(&releases, simulation, input, lock.fence())).await;
+            // Also after a failure. A dropped lock would be released in the background, and a repeated attempt would find it lost.
+            lock.keep();
+            done.map_err(HandlerError::Lock)?.map_err(HandlerError::Handler)
         }
-        // Can be repeated. After an earlier attempt whose answer was lost, the next execution may have the key by now.
-        Step::Free { ticket } => {
-            locks.release_ticket_if_held(&ticket).await.map_err(HandlerError::Lock)?;
-            Ok(Done::Freed)
-        }
+        Step::Free { key, execution } => free(&locks, key, &execution).await,
     }
 }
 
+/// Can be repeated: it leaves the lock of the next execution alone.
+async fn free(locks: &Locks, key: String, execution: &str) -> Result<Done, HandlerError<Failure>> {
+    let was_held = locks.release_identity(key, execution).await.map_err(HandlerError::Lock)?;
+    tracing::info!(execution, was_held, "the execution has ended");
+    Ok(Done::Freed)
+}
+
 /// Its last invocation may still run: what it writes has a smaller fence than the next execution's.
-async fn free(locks: Locks, Stopped { execution_arn, input }: Stopped) -> Result<Done, HandlerError<Failure>> {
+async fn free_stopped(locks: Locks, Stopped { execution_arn, input }: Stopped) -> Result<Done, HandlerError<Failure>> {
     // The input is checked before the lock is taken, so an execution that failed by its input has none.
     let Some(Ok(input)) = input.as_deref().map(serde_json::from_str::<Deployment>) else {
         tracing::warn!(execution_arn, "the event has no valid input, so no lock is freed");
         return Ok(Done::Freed);
     };
-    let was_held = locks.release_identity(input.key, &execution_arn).await.map_err(HandlerError::Lock)?;
-    tracing::info!(execution_arn, was_held, "the execution has ended");
-    Ok(Done::Freed)
+    free(&locks, input.key, &execution_arn).await
 }
 
 /// Rolls the version out, and writes the release.

@@ -1,5 +1,5 @@
 //! The example functions `order-api`, `payment-queue` and `order-totals`, the templates, and what the README and the guides
-//! show. The tests of `LockLayer` have `nightly-report`, and those of tickets have `deployment` and `durable-deployment`.
+//! show. The tests of `LockLayer` have `nightly-report`, and those of identities have `deployment` and `durable-deployment`.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

@@ -59,7 +59,7 @@ use crate::totals::{a_placed_order_is_counted_once, a_record_delivered_again_is_
 const TOOLS: [&str; 5] = ["sam", "cargo-lambda", "ministack", "aws", "faketime"];
 const REGION: &str = "us-east-1";
 const STACK: &str = "example";
-/// Those whose metrics and logs are checked. The local AWS does not run `durable-deployment`: `tests/tests/ticket/` does.
+/// Those whose metrics and logs are checked. The local AWS does not run `durable-deployment`: `tests/tests/identity/` does.
 const FUNCTIONS: [&str; 5] = ["nightly-report", "order-api", "payment-queue", "order-totals", "deployment"];
 /// The test sends nothing to it.
 const TOPIC: &str = "arn:aws:sns:us-east-1:000000000000:alarms";

@@ -81,7 +81,7 @@ const QUEUES: [(&str, &str); 6] = [
 
 /// The metrics of all alarms, apart from those on queries.
 fn of_alarms(queue_named: impl Fn(&str) -> String, machine: String, api: &str) -> BTreeSet<Metric> {
-    // A deployment holds its lock by its execution, and fails when it has lost the lock.
+    // The work of a deployment is never longer than its lease.
     let [others @ .., deployment] = FUNCTIONS;
     let of = |function, names: &[&str]| names.iter().map(|name| Metric::of(function, name, &[])).collect::<Vec<_>>();
     let mut all: BTreeSet<_> =

@@ -102,8 +102,10 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
             vec![lock]
         }
         7 => {
-            let ticket = locks.acquire(KEY).await.unwrap().into_ticket().unwrap();
-            vec![locks.resume(&ticket).await.unwrap()]
+            let kept = locks.acquire(KEY).identity(IDENTITY).await.unwrap();
+            let fence = kept.fence();
+            kept.keep();
+            vec![locks.acquire(KEY).identity(IDENTITY).take_over_from(fence).await.unwrap()]
         }
         8 => vec![semaphore.acquire().await.unwrap()],
         9 => vec![
@@ -146,12 +148,13 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
             run.run(&KEY.to_owned(), async |_| Err(())).await.unwrap_err();
             vec![]
         }
-        // Freed by its identity, beside a permit that was resumed.
+        // Freed by its identity, beside a permit that was taken over.
         17 => {
-            let resumed = locks.resume(&semaphore.acquire().await.unwrap().into_ticket().unwrap()).await.unwrap();
+            semaphore.acquire().identity("another").await.unwrap().keep();
+            let taken_over = semaphore.acquire().identity("another").take_over().await.unwrap();
             let freed = semaphore.acquire().identity(IDENTITY).await.unwrap();
             assert!(locks.release_identity(KEY, IDENTITY).await.unwrap());
-            vec![resumed, freed]
+            vec![taken_over, freed]
         }
         _ => return None,
     })

@@ -1,14 +1,16 @@
 //! The example function `deployment`.
 
+use std::time::Duration;
+
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_example::{Deployment, Done, Releases, Simulation, Step, Stopped, Task, deployment};
 use lambda_lock::embedded::Host;
-use lambda_lock::{Ticket, Turn};
+use lambda_lock::Turn;
 use lambda_lock_tests::invocation::{LoseAnswers, invocation, reported};
 use lambda_lock_tests::{Row, World};
 use tower::ServiceExt;
 
-use crate::number;
+use crate::{CLOCK_SKEW, number};
 
 const PREFIX: &str = "ci#";
 
@@ -23,9 +25,10 @@ async fn invoke_with(simulation: Simulation, world: &World, host: &Host, task: T
     function.oneshot(invocation(host, task)).await.map_err(reported)
 }
 
-async fn take(world: &World, execution: &str) -> Result<Ticket, (String, String)> {
+/// Takes the lock. Returns its fence.
+async fn take(world: &World, execution: &str) -> Result<u64, (String, String)> {
     match ask(world, execution, None).await? {
-        Done::Taken { ticket } => Ok(ticket),
+        Done::Taken { fence } => Ok(fence),
         other => panic!("{other:?}"),
     }
 }
@@ -39,66 +42,95 @@ fn input(version: &str) -> Deployment {
     Deployment { key: "shop".to_owned(), version: version.to_owned(), rolling_out_ms: 0, fails: false }
 }
 
-fn work(ticket: &Ticket, version: &str) -> Step {
-    Step::Work { ticket: ticket.clone(), input: input(version) }
+fn work(execution: &str, fence: u64, version: &str) -> Step {
+    Step::Work { input: input(version), execution: execution.to_owned(), fence }
 }
 
-fn free(ticket: &Ticket) -> Step {
-    Step::Free { ticket: ticket.clone() }
+fn free(execution: &str) -> Step {
+    Step::Free { key: "shop".to_owned(), execution: execution.to_owned() }
+}
+
+/// The fence by which a step has released its version.
+fn fence_of(done: &Done) -> u64 {
+    match done {
+        Done::Released { fence, .. } => *fence,
+        other => panic!("{other:?}"),
+    }
 }
 
 async fn release(world: &World) -> Option<Row> {
     world.row("ci#release#shop").await
 }
 
+/// Frees the lock of an execution that was stopped, as the rule of the example stack does.
+async fn stop(world: &World, execution: &str) {
+    let event = serde_json::json!({
+        "executionArn": execution,
+        "status": "ABORTED",
+        "input": serde_json::to_string(&input("7")).unwrap(),
+    });
+    let task = serde_json::from_value(event).unwrap();
+    let done = invoke_with(Simulation::On, world, &world.host().build(), task).await;
+    assert_eq!(done.unwrap(), Done::Freed);
+}
+
 #[tokio::test]
 async fn a_deployment_releases_its_version_under_its_lock() {
     let world = World::new().await;
     let host = world.host().build();
-    let ticket = take(&world, "1").await.unwrap();
+    let taken = take(&world, "1").await.unwrap();
     let Done::Waiting { turn, delay } = ask(&world, "2", None).await.unwrap() else { panic!("it has the lock") };
     assert!((1..=900).contains(&delay), "{delay}");
-    let done = invoke(&world, &host, work(&ticket, "7")).await.unwrap();
-    assert_eq!(done, Done::Released { version: "7".to_owned(), fence: ticket.fence() });
+    let done = invoke(&world, &host, work("1", taken, "7")).await.unwrap();
+    let fence = fence_of(&done);
+    assert!(fence > taken);
+    assert_eq!(done, Done::Released { version: "7".to_owned(), fence });
     let row = release(&world).await.unwrap();
-    assert_eq!((row["version"].as_s().unwrap().as_str(), number(&row, "fence")), ("7", ticket.fence()));
-    assert_eq!(invoke(&world, &host, free(&ticket)).await.unwrap(), Done::Freed);
-    let Done::Taken { ticket: next } = ask(&world, "2", Some(turn)).await.unwrap() else { panic!("it waits") };
-    assert!(next.fence() > ticket.fence());
+    assert_eq!((row["version"].as_s().unwrap().as_str(), number(&row, "fence")), ("7", fence));
+    assert_eq!(invoke(&world, &host, free("1")).await.unwrap(), Done::Freed);
+    // The takeover, the write of the release, and two to free the lock.
+    assert_eq!(host.requests(), 4);
+    let Done::Taken { fence: next } = ask(&world, "2", Some(turn)).await.unwrap() else { panic!("it waits") };
+    assert!(next > fence);
 }
 
 #[tokio::test]
 async fn an_execution_that_waits_too_long_fails() {
     let world = World::new().await;
-    let ticket = take(&world, "1").await.unwrap();
+    take(&world, "1").await.unwrap();
     let Done::Waiting { turn, .. } = ask(&world, "2", None).await.unwrap() else { panic!("it has the lock") };
     let mut turn = serde_json::to_value(turn).unwrap();
     turn["began"] = (turn["began"].as_u64().unwrap() - 3_600_000).into();
     let (error, message) = ask(&world, "2", serde_json::from_value(turn).unwrap()).await.unwrap_err();
     assert_eq!(error, "LockHeld", "{message}");
-    invoke(&world, &world.host().build(), free(&ticket)).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_execution_that_was_stopped_frees_its_lock_and_no_other() {
     let world = World::new().await;
-    let stopped = async |execution: &str| {
-        let event = serde_json::json!({
-            "executionArn": execution,
-            "status": "ABORTED",
-            "input": serde_json::to_string(&input("7")).unwrap(),
-        });
-        invoke_with(Simulation::On, &world, &world.host().build(), serde_json::from_value(event).unwrap()).await
-    };
-    let ticket = take(&world, "1").await.unwrap();
-    assert_eq!(stopped("2").await.unwrap(), Done::Freed);
-    invoke(&world, &world.host().build(), work(&ticket, "7")).await.unwrap();
-    assert_eq!(stopped("1").await.unwrap(), Done::Freed);
-    let (error, _) = invoke(&world, &world.host().build(), work(&ticket, "7")).await.unwrap_err();
+    let host = world.host().build();
+    let taken = take(&world, "1").await.unwrap();
+    stop(&world, "2").await;
+    invoke(&world, &host, work("1", taken, "7")).await.unwrap();
+    stop(&world, "1").await;
+    let (error, _) = invoke(&world, &host, work("1", taken, "7")).await.unwrap_err();
     assert_eq!(error, "LockLost");
     let next = take(&world, "2").await.unwrap();
-    assert_eq!(stopped("1").await.unwrap(), Done::Freed);
-    invoke(&world, &world.host().build(), work(&next, "8")).await.unwrap();
+    stop(&world, "1").await;
+    invoke(&world, &host, work("2", next, "8")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_redriven_execution_goes_on_within_its_lease_only() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let taken = take(&world, "1").await.unwrap();
+    host.advance_clock(Duration::from_mins(10) - CLOCK_SKEW);
+    let redriven = invoke(&world, &host, work("1", taken, "7")).await.unwrap();
+    host.advance_clock(Duration::from_mins(10) + CLOCK_SKEW);
+    let (error, _) = invoke(&world, &host, work("1", taken, "7")).await.unwrap_err();
+    assert_eq!(error, "LockLost");
+    assert_eq!(number(&release(&world).await.unwrap(), "fence"), fence_of(&redriven));
 }
 
 #[tokio::test]
@@ -113,79 +145,115 @@ async fn an_execution_that_failed_by_its_input_has_no_lock_to_free() {
 #[tokio::test]
 async fn a_deployment_with_lost_answers_of_the_table_is_released() {
     let world = World::new().await;
-    let ticket = take(&world, "1").await.unwrap();
-    // The first answers to the renewal and to the write of the release.
+    let taken = take(&world, "1").await.unwrap();
+    // The first answers to the takeover and to the write of the release.
     for nth in [1, 2] {
         let host = world.host().intercept(LoseAnswers::to("UpdateItem", nth..=nth)).build();
-        let done = invoke(&world, &host, work(&ticket, "7")).await.unwrap();
-        assert_eq!(done, Done::Released { version: "7".to_owned(), fence: ticket.fence() });
+        let done = invoke(&world, &host, work("1", taken, "7")).await.unwrap();
+        assert_eq!(number(&release(&world).await.unwrap(), "fence"), fence_of(&done));
     }
 }
 
 #[tokio::test]
-async fn a_failing_version_is_not_released() {
+async fn a_failing_version_is_not_released_and_leaves_the_lock_held() {
     let world = World::new().await;
-    let ticket = take(&world, "1").await.unwrap();
-    let Step::Work { ticket, mut input } = work(&ticket, "7") else { unreachable!() };
-    input.fails = true;
-    let (error, message) = invoke(&world, &world.host().build(), Step::Work { ticket, input }).await.unwrap_err();
+    let host = world.host().build();
+    let taken = take(&world, "1").await.unwrap();
+    let fails = Deployment { fails: true, ..input("7") };
+    let failing = Step::Work { input: fails, execution: "1".to_owned(), fence: taken };
+    let (error, message) = invoke(&world, &host, failing).await.unwrap_err();
     assert_eq!((error.as_str(), message.as_str()), ("NotDeployed", "version 7 failed its tests"));
     assert_eq!(release(&world).await, None);
+    assert!(matches!(ask(&world, "2", None).await.unwrap(), Done::Waiting { .. }));
+    invoke(&world, &host, work("1", taken, "7")).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_caller_cannot_choose_that_a_deployment_takes_long_or_fails() {
     let world = World::new().await;
-    let ticket = take(&world, "1").await.unwrap();
-    let Step::Work { ticket, input } = work(&ticket, "7") else { unreachable!() };
-    let input = Deployment { rolling_out_ms: 1_000, fails: true, ..input };
+    let fence = take(&world, "1").await.unwrap();
+    let input = Deployment { rolling_out_ms: 1_000, fails: true, ..input("7") };
     let host = world.host().build();
-    invoke_with(Simulation::Off, &world, &host, Task::Step(Box::new(Step::Work { ticket, input }))).await.unwrap();
+    let step = Step::Work { input, execution: "1".to_owned(), fence };
+    invoke_with(Simulation::Off, &world, &host, Task::Step(Box::new(step))).await.unwrap();
     assert_eq!(release(&world).await.unwrap()["version"].as_s().unwrap(), "7");
 }
 
 #[tokio::test]
-async fn a_deployment_without_its_lock_releases_nothing() {
+async fn a_late_copy_of_a_state_releases_nothing_and_frees_no_later_lock() {
     let world = World::new().await;
     let host = world.host().build();
-    let ticket = take(&world, "1").await.unwrap();
-    invoke(&world, &host, free(&ticket)).await.unwrap();
+    let taken = take(&world, "1").await.unwrap();
+    invoke(&world, &host, free("1")).await.unwrap();
     let next = take(&world, "2").await.unwrap();
-    let (error, _) = invoke(&world, &host, work(&ticket, "7")).await.unwrap_err();
-    assert_eq!(error, "LockTicketRefused");
+    let (error, _) = invoke(&world, &host, work("1", taken, "7")).await.unwrap_err();
+    assert_eq!(error, "LockLost");
     assert_eq!(release(&world).await, None);
-    // A repeated release leaves the lock of the next execution alone.
-    assert_eq!(invoke(&world, &host, free(&ticket)).await.unwrap(), Done::Freed);
-    invoke(&world, &host, work(&next, "8")).await.unwrap();
+    assert_eq!(invoke(&world, &host, free("1")).await.unwrap(), Done::Freed);
+    invoke(&world, &host, work("2", next, "8")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_late_copy_of_the_first_state_holds_the_key_until_its_lease_ends() {
+    let world = World::new().await;
+    let host = world.host().build();
+    take(&world, "1").await.unwrap();
+    invoke(&world, &host, free("1")).await.unwrap();
+    take(&world, "1").await.unwrap();
+    let Done::Waiting { turn, .. } = ask(&world, "2", None).await.unwrap() else { panic!("it has the lock") };
+    host.advance_clock(Duration::from_mins(10) + 2 * CLOCK_SKEW);
+    let step = Step::Take { input: input("8"), execution: "2".to_owned(), turn: Some(turn) };
+    assert!(matches!(invoke(&world, &host, step).await.unwrap(), Done::Taken { .. }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_earlier_of_two_attempts_at_once_cannot_undo_the_later() {
+    let world = World::in_virtual_time().await;
+    let (one, other) = (world.host().build(), world.host().build());
+    let fence = take(&world, "1").await.unwrap();
+    let slow = Deployment { rolling_out_ms: 60_000, ..input("7") };
+    let slow = invoke(&world, &one, Step::Work { input: slow, execution: "1".to_owned(), fence });
+    let later = async {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        invoke(&world, &other, work("1", fence, "7")).await
+    };
+    let (slow, later) = tokio::join!(slow, later);
+    assert_eq!(slow.unwrap_err().0, "NotDeployed");
+    assert_eq!(number(&release(&world).await.unwrap(), "fence"), fence_of(&later.unwrap()));
+    // The earlier attempt has not freed the lock of the later one.
+    assert!(matches!(ask(&world, "2", None).await.unwrap(), Done::Waiting { .. }));
+}
+
+#[tokio::test]
+async fn branches_with_one_identity_work_at_once_and_with_their_names_one_waits() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let (east, west) = (take(&world, "1").await.unwrap(), take(&world, "1").await.unwrap());
+    assert!(west > east);
+    for fence in [west, east] {
+        invoke(&world, &host, work("1", fence, "7")).await.unwrap();
+    }
+    invoke(&world, &host, free("1")).await.unwrap();
+    take(&world, "1#east").await.unwrap();
+    assert!(matches!(ask(&world, "1#west", None).await.unwrap(), Done::Waiting { .. }));
 }
 
 #[tokio::test]
 async fn a_release_with_a_larger_fence_is_not_replaced() {
     let world = World::new().await;
     let host = world.host().build();
-    let ticket = take(&world, "1").await.unwrap();
+    let taken = take(&world, "1").await.unwrap();
+    let later = taken + 3_600_000_000;
     let put = host.client().put_item().table_name(&world.table);
     put.item("id", AttributeValue::S("ci#release#shop".to_owned()))
         .item("version", AttributeValue::S("8".to_owned()))
-        .item("fence", AttributeValue::N((ticket.fence() + 1).to_string()))
+        .item("fence", AttributeValue::N(later.to_string()))
         .send()
         .await
         .unwrap();
-    let (error, _) = invoke(&world, &host, work(&ticket, "7")).await.unwrap_err();
+    let (error, _) = invoke(&world, &host, work("1", taken, "7")).await.unwrap_err();
     assert_eq!(error, "NotDeployed");
     assert_eq!(release(&world).await.unwrap()["version"].as_s().unwrap(), "8");
-}
-
-#[tokio::test]
-async fn a_repeated_attempt_takes_the_lock_of_its_execution_over() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let first = take(&world, "1").await.unwrap();
-    let second = take(&world, "1").await.unwrap();
-    assert!(second.fence() > first.fence());
-    let (error, _) = invoke(&world, &host, work(&first, "7")).await.unwrap_err();
-    assert_eq!(error, "LockLost");
-    invoke(&world, &host, work(&second, "7")).await.unwrap();
 }
 
 #[test]
@@ -203,5 +271,12 @@ fn the_input_and_the_output_of_a_state_are_json() {
     ] {
         serde_json::from_value::<Task>(step(input)).unwrap_err();
     }
-    assert_eq!(serde_json::to_value(Done::Freed).unwrap(), serde_json::Value::Null);
+    for (done, json) in [
+        (Done::Freed, serde_json::Value::Null),
+        (Done::Taken { fence: 7 }, serde_json::json!({ "fence": 7 })),
+        (Done::Released { version: "7".to_owned(), fence: 8 }, serde_json::json!({ "version": "7", "fence": 8 })),
+    ] {
+        assert_eq!(serde_json::to_value(&done).unwrap(), json);
+        assert_eq!(serde_json::from_value::<Done>(json).unwrap(), done);
+    }
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
-use lambda_lock::{Attempt, Error, Locks, Ticket, Turn};
+use lambda_lock::{Attempt, Error, Locks, Turn};
 use lambda_lock_tests::World;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -42,11 +42,19 @@ struct Function<'a> {
 
 /// The input of the guide's function.
 #[derive(Deserialize)]
+struct Event {
+    key: String,
+    execution: String,
+    #[serde(flatten)]
+    step: Step,
+}
+
+#[derive(Deserialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
 enum Step {
-    Take { key: String, execution: String, turn: Option<Turn> },
-    Work { ticket: Ticket, input: Value },
-    Free { ticket: Ticket },
+    Take { turn: Option<Turn> },
+    Work { fence: u64, input: Value },
+    Free,
 }
 
 impl Function<'_> {
@@ -58,19 +66,27 @@ impl Function<'_> {
     async fn invoke(&self, resource: &str, input: Value, attempt: u32) -> Result<Value, Failure> {
         assert_eq!(resource, "${FunctionArn}");
         let locks = self.locks(attempt);
-        let result = match serde_json::from_value(input).unwrap() {
-            Step::Take { key, execution, turn } => {
-                let acquire = locks.acquire(key).identity(execution).lease(LEASE).wait(WAIT);
-                acquire.attempt_in_turn(turn).await.map(|attempt| match attempt {
-                    Attempt::Acquired(lock) => json!({ "ticket": lock.into_ticket().unwrap() }),
-                    Attempt::Waiting(turn) => json!({ "delay": turn.delay_in_seconds(), "turn": turn }),
-                })
-            }
-            Step::Work { ticket, input } => match locks.renew_ticket(&ticket, LEASE).await {
-                Ok(_) => return (self.work)().map(|()| json!(format!("deployed {}", input["version"]))),
+        let Event { key, execution, step } = serde_json::from_value(input).unwrap();
+        let acquire = locks.acquire(&key).identity(&execution).lease(LEASE);
+        let result = match step {
+            Step::Take { turn } => acquire.wait(WAIT).attempt_in_turn(turn).await.map(|attempt| match attempt {
+                Attempt::Acquired(lock) => {
+                    let fence = lock.fence();
+                    lock.keep();
+                    json!({ "fence": fence })
+                }
+                Attempt::Waiting(turn) => json!({ "delay": turn.delay_in_seconds(), "turn": turn }),
+            }),
+            Step::Work { fence, input } => match acquire.take_over_from(fence).await {
+                Ok(lock) => {
+                    let fence = lock.fence();
+                    lock.keep();
+                    (self.work)()?;
+                    Ok(json!({ "version": input["version"], "fence": fence }))
+                }
                 Err(error) => Err(error),
             },
-            Step::Free { ticket } => locks.release_ticket_if_held(&ticket).await.map(|_| Value::Null),
+            Step::Free => locks.release_identity(&key, &execution).await.map(|_| Value::Null),
         };
         if attempt < self.crashes {
             return Err(("Runtime.ExitError".to_owned(), "crashed".to_owned()));
@@ -85,7 +101,7 @@ fn reported(error: Error) -> Failure {
     (error_type, error_message)
 }
 
-/// Returns the value at a path such as `$.ticket` or `$$.Execution.Id`, if there is one.
+/// Returns the value at a path such as `$.key` or `$$.Execution.Id`, if there is one.
 fn find(path: &str, state: &Value, context: &Value) -> Option<Value> {
     let (root, path) = path.strip_prefix("$$").map_or((state, &path[1..]), |path| (context, path));
     root.pointer(&path.replace('.', "/")).cloned()
@@ -211,7 +227,7 @@ async fn the_guides_state_machine_holds_the_lock_throughout() {
     let work = || Ok(());
     let output =
         execute(&machine(), &Function { world: &world, work: &work, crashes: 0, wait: &nothing }, "1").await.unwrap();
-    assert_eq!(output["result"], "deployed 7");
+    assert_eq!(output["result"]["version"], 7);
     assert!(is_free(&world).await);
 }
 
@@ -234,9 +250,9 @@ async fn the_state_machine_of_the_guide_waits_in_turn() {
     };
     let function = Function { world: &world, work: &work, crashes: 0, wait: &wait };
     let output = execute(&machine(), &function, "1").await.unwrap();
-    assert_eq!(output["result"], "deployed 7");
+    assert_eq!(output["result"]["version"], 7);
     assert_eq!(waits.get(), 2);
-    assert!(output["lock"]["ticket"]["fence"].as_u64().unwrap() > other.fence());
+    assert!(output["lock"]["fence"].as_u64().unwrap() > other.fence());
     let holder = world.default_locks().get("deploy").await.unwrap().unwrap();
     assert_eq!(holder.waiters(), 0, "it took more than one place");
 }
@@ -244,22 +260,34 @@ async fn the_state_machine_of_the_guide_waits_in_turn() {
 #[tokio::test]
 async fn the_state_machine_of_the_guide_frees_the_lock_after_a_failure() {
     let world = World::new().await;
-    let failing = || Err(("DeploymentFailed".to_owned(), "no space".to_owned()));
+    let attempts = Cell::new(0);
+    let failing = || {
+        attempts.set(attempts.get() + 1);
+        Err(("DeploymentFailed".to_owned(), "no space".to_owned()))
+    };
     let function = Function { world: &world, work: &failing, crashes: 0, wait: &nothing };
     let failure = execute(&machine(), &function, "1").await.unwrap_err();
     assert_eq!(failure, ("DeploymentFailed".to_owned(), "no space".to_owned()));
     assert!(is_free(&world).await);
+    // Only the work knows whether it can be repeated after its own errors.
+    assert_eq!(attempts.get(), 1);
 }
 
 #[tokio::test]
 async fn the_state_machine_of_the_guide_survives_crashes_after_each_request() {
     let world = World::new().await;
-    let work = || Ok(());
+    let attempts = Cell::new(0);
+    let work = || {
+        attempts.set(attempts.get() + 1);
+        Ok(())
+    };
     let function = Function { world: &world, work: &work, crashes: 2, wait: &nothing };
     let output = execute(&machine(), &function, "1").await.unwrap();
     assert!(is_free(&world).await);
+    assert_eq!(attempts.get(), 3);
+    assert!(output["result"]["fence"].as_u64() > output["lock"]["fence"].as_u64());
     let row = world.row("deploy").await.unwrap();
     // The last attempt has taken the lock over from the ones before.
     assert!(crate::number(&row, "held_since") < crate::number(&row, "acquired_at"));
-    assert_eq!(output["result"], "deployed 7");
+    assert_eq!(output["result"]["version"], 7);
 }

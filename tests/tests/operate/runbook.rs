@@ -35,9 +35,7 @@ macro_rules! rows {
 
 rows! {
     "`held`, `in_progress`": the_key_of_a_dead_holder_is_freed_by_its_fence
-    "`lost`, `ticket_ended`": a_lease_that_is_renewed_before_a_long_step_lasts
-    "`ticket_released`, `ticket_used`": the_same_ticket_is_released_again_and_resumed_once
-    "`ticket_foreign`, `ticket_unknown`": a_ticket_is_taken_to_its_own_table_and_prefix
+    "`lost`": a_lease_that_is_renewed_before_a_long_step_lasts
     "`throttled`, `access_denied`, `table_not_found`": a_table_with_capacity_and_a_policy_answers
     "`unavailable`, `conflict`": the_caller_retries_what_passes_by_itself
     "`not_sent`": a_process_with_credentials_sends
@@ -212,10 +210,12 @@ mod remedies {
     pub(super) async fn the_key_of_a_dead_holder_is_freed_by_its_fence() {
         let world = World::new().await;
         let (_, locks) = locks_on(&world, world.host());
-        let died = locks.acquire("report").await.unwrap().into_ticket().unwrap();
+        let died = locks.acquire("report").await.unwrap();
+        let fence = died.fence();
+        died.keep();
         assert_kind(&locks.acquire("report").await.unwrap_err(), "held");
         let found = seen(&locks, "report").await;
-        assert_eq!(found.fence(), Some(died.fence()));
+        assert_eq!(found.fence(), Some(fence));
         assert!(locks.force_release("report", &found).await.unwrap());
         locks.acquire("report").await.unwrap().release().await.unwrap();
 
@@ -232,49 +232,21 @@ mod remedies {
     pub(super) async fn a_lease_that_is_renewed_before_a_long_step_lasts() {
         let world = World::new().await;
         let (host, locks) = locks_on(&world, world.host());
+        let step = || locks.acquire("deploy").identity("run 7").lease(s(10));
         let lock = locks.acquire("job").lease(s(10)).await.unwrap();
-        let ticket = locks.acquire("deploy").lease(s(10)).await.unwrap().into_ticket().unwrap();
+        step().await.unwrap().keep();
         host.advance_clock(s(20));
         assert_kind(&lock.renew(s(10)).await.unwrap_err(), "lost");
-        assert_kind(&locks.resume(&ticket).await.unwrap_err(), "ticket_ended");
+        assert_kind(&step().take_over().await.unwrap_err(), "lost");
 
         let lock = locks.acquire("job").lease(s(10)).await.unwrap();
-        let ticket = locks.acquire("deploy").lease(s(10)).await.unwrap().into_ticket().unwrap();
+        step().await.unwrap().keep();
         lock.renew(s(30)).await.unwrap();
-        locks.renew_ticket(&ticket, s(30)).await.unwrap();
+        step().lease(s(30)).take_over().await.unwrap().keep();
         host.advance_clock(s(20));
         lock.renew(s(10)).await.unwrap();
-        locks.resume(&ticket).await.unwrap().release().await.unwrap();
+        step().take_over().await.unwrap().release().await.unwrap();
         lock.release().await.unwrap();
-    }
-
-    pub(super) async fn the_same_ticket_is_released_again_and_resumed_once() {
-        let world = World::new().await;
-        let (_, locks) = locks_on(&world, world.host());
-        let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
-        locks.renew_ticket(&ticket, s(30)).await.unwrap();
-        locks.release_ticket(&ticket).await.unwrap();
-        assert_kind(&locks.resume(&ticket).await.unwrap_err(), "ticket_released");
-        locks.release_ticket(&ticket).await.unwrap();
-
-        let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
-        let resumed = locks.resume(&ticket).await.unwrap();
-        assert_kind(&locks.resume(&ticket).await.unwrap_err(), "ticket_used");
-        let ticket = resumed.into_ticket().unwrap();
-        locks.resume(&ticket).await.unwrap().release().await.unwrap();
-    }
-
-    pub(super) async fn a_ticket_is_taken_to_its_own_table_and_prefix() {
-        let (world, other) = (World::new().await, World::in_virtual_time().await);
-        let (_, locks) = locks_on(&world, world.host());
-        let ticket = locks.acquire("deploy").await.unwrap().into_ticket().unwrap();
-        let prefixed = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
-        assert_kind(&prefixed.resume(&ticket).await.unwrap_err(), "ticket_foreign");
-        // A table of the same name in another region.
-        let elsewhere = Locks::builder(other.client(), &world.table).build().unwrap();
-        elsewhere.create_table().await.unwrap();
-        assert_kind(&elsewhere.resume(&ticket).await.unwrap_err(), "ticket_unknown");
-        locks.resume(&ticket).await.unwrap().release().await.unwrap();
     }
 
     pub(super) async fn a_table_with_capacity_and_a_policy_answers() {
