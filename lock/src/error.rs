@@ -350,10 +350,12 @@ impl Error {
         this
     }
 
-    /// Returns the error of an owner that has lost what another holder has.
+    /// Returns the error of an identity that does not hold the key. A row that was released, or whose lease has ended, names the
+    /// identity's own last holder.
     pub(crate) fn into_lost(mut self) -> Self {
         if let Cause::Held(holder) = self.0.cause {
-            self.0.cause = Cause::Lost(Some(holder));
+            let is_of_others = holder.is_current() || holder.operator().is_some();
+            self.0.cause = Cause::Lost(is_of_others.then_some(holder));
         }
         self
     }

@@ -128,8 +128,9 @@ async fn a_redriven_execution_goes_on_within_its_lease_only() {
     host.advance_clock(Duration::from_mins(10) - CLOCK_SKEW);
     let redriven = invoke(&world, &host, work("1", taken, "7")).await.unwrap();
     host.advance_clock(Duration::from_mins(10) + CLOCK_SKEW);
-    let (error, _) = invoke(&world, &host, work("1", taken, "7")).await.unwrap_err();
+    let (error, message) = invoke(&world, &host, work("1", taken, "7")).await.unwrap_err();
     assert_eq!(error, "LockLost");
+    assert!(message.ends_with("was lost: its lease ended, it was freed, or its row was deleted"), "{message}");
     assert_eq!(number(&release(&world).await.unwrap(), "fence"), fence_of(&redriven));
 }
 
