@@ -10,7 +10,7 @@ use proptest::sample::{Index, select};
 use serde_json::{Value, json};
 
 use crate::claims::kept;
-use crate::rows::{QUEUE, differences, number_of};
+use crate::rows::{QUEUE, differences};
 use crate::search::for_all;
 use crate::{KEY, LEASE, OTHER, SINCE_EPOCH, assert_one_line, in_virtual_time};
 

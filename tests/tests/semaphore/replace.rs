@@ -3,7 +3,7 @@
 use lambda_lock_tests::World;
 
 use crate::{
-    AFTER_THE_LEASE, CLOCK_SKEW, DAY, KEY, LEASE, acquire_all, after_the_lease, late_replacement, owners, permits, row,
+    AFTER_THE_LEASE, CLOCK_SKEW, DAY, KEY, acquire_all, after_the_lease, late_replacement, owners, permits, row,
 };
 
 #[tokio::test]

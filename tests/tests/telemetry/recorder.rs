@@ -8,7 +8,7 @@ use metrics::{LocalRecorderGuard, Unit, set_default_local_recorder};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
 /// The names of the metrics, which dashboards use.
-pub(crate) const PINNED: [(&str, &str, Unit); 19] = [
+pub(crate) const PINNED: [(&str, &str, Unit); 18] = [
     (names::ACQUIRED, "lambda_lock_acquired", Unit::Count),
     (names::TAKEN_OVER, "lambda_lock_taken_over", Unit::Count),
     (names::REFUSED, "lambda_lock_refused", Unit::Count),
@@ -30,7 +30,7 @@ pub(crate) const PINNED: [(&str, &str, Unit); 19] = [
 ];
 
 /// The labels of each metric, and their values.
-const LABELS: [(&str, &str, &[&str]); 6] = [
+const LABELS: [(&str, &str, &[&str]); 5] = [
     (names::HTTP_PROBLEMS, names::PROBLEM, &["key-malformed", "key-missing", "key-reused", "key-too-long"]),
     (
         names::REFUSED,
