@@ -68,7 +68,6 @@ impl Stage {
     }
 
     async fn with(lost: Option<LoseAnswers>) -> Self {
-        tokio::time::pause();
         let world = World::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).await;
         let recorded = Recorded::default();
         let mut host = world.host().intercept(recorded.clone());
@@ -76,7 +75,7 @@ impl Stage {
             host = host.intercept(lost);
         }
         let host = host.build();
-        let locks = world.locks_with_quick_retries(&host).build().unwrap();
+        let locks = world.locks_with_quick_retries(&host).holder("h").build().unwrap();
         Self { world, host, locks, recorded, text: String::new() }
     }
 
@@ -112,7 +111,7 @@ impl Stage {
 async fn of_a_lock(name: &str, acquire: fn(&Locks) -> Acquire) {
     let mut stage = Stage::set().await;
     let locks = stage.locks.clone();
-    let asked = || acquire(&locks).lease(LEASE).holder("h");
+    let asked = || acquire(&locks).lease(LEASE);
     let has_data = name != "several_keys";
 
     let note = || AttributeValue::S("note".to_owned());
@@ -166,35 +165,35 @@ async fn of_a_lock(name: &str, acquire: fn(&Locks) -> Acquire) {
     // The acquire is never answered, so it gives up its attempt and frees the key.
     let operation = if has_data { "UpdateItem" } else { "TransactWriteItems" };
     let mut stage = Stage::with(Some(LoseAnswers::to(operation, 1..=3))).await;
-    let error = acquire(&stage.locks).lease(LEASE).holder("h").await.unwrap_err();
+    let error = acquire(&stage.locks).lease(LEASE).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     stage.locks.flush(LEASE).await.unwrap();
     stage.note("acquire without an answer");
     stage.check(&format!("{name}_without_an_answer"));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_requests_of_a_key() {
     of_a_lock("key", |locks| locks.acquire("job")).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_requests_of_a_permit() {
     of_a_lock("permit", |locks| locks.semaphore("job", 2).acquire()).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_requests_of_several_keys() {
     of_a_lock("several_keys", |locks| locks.acquire_all(["job", "other job"])).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_requests_of_a_key_whose_holder_runs_once_more() {
     let mut stage = Stage::set().await;
     let locks = stage.locks.clone();
-    let lock = locks.acquire("job").lease(LEASE).holder("h").await.unwrap();
+    let lock = locks.acquire("job").lease(LEASE).await.unwrap();
     stage.skip();
-    let refusal = locks.acquire("job").lease(LEASE).holder("h").await.unwrap_err();
+    let refusal = locks.acquire("job").lease(LEASE).await.unwrap_err();
     stage.note("acquire what is held");
     locks.coalesce("job", refusal.holder().unwrap()).await.unwrap();
     stage.note("leave work to the holder");
@@ -204,19 +203,19 @@ async fn the_requests_of_a_key_whose_holder_runs_once_more() {
 }
 
 /// The clock of the host is an hour ahead.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_requests_by_a_wrong_clock() {
     let mut stage = Stage::set().await;
     stage.world.default_locks().acquire("job").lease(LEASE).holder("h").await.unwrap().keep();
     stage.host.set_clock_forward(Duration::from_hours(1));
-    let error = stage.locks.acquire("job").lease(LEASE).holder("h").await.unwrap_err();
+    let error = stage.locks.acquire("job").lease(LEASE).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ClockSkew);
     stage.note("acquire, and put back");
     stage.check("wrong_clock");
 }
 
 /// A place is asked for after a random moment, so the times in it are left out.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_requests_of_waiters() {
     for (name, acquire) in [
         ("waiting_for_a_key", (|locks| locks.acquire("job")) as fn(&Locks) -> Acquire),
@@ -227,7 +226,7 @@ async fn the_requests_of_waiters() {
         let locks = stage.locks.clone();
         let holder = acquire(&locks).lease(LEASE).await.unwrap();
         stage.skip();
-        let waiter = || acquire(&locks).lease(LEASE).holder("h").wait(DAY);
+        let waiter = || acquire(&locks).lease(LEASE).wait(DAY);
         let Attempt::Waiting(turn) = waiter().attempt_in_turn(None).await.unwrap() else { panic!("it is held") };
         stage.note("the first attempt, and a place");
         holder.release().await.unwrap();
@@ -239,7 +238,7 @@ async fn the_requests_of_waiters() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_requests_of_a_record() {
     let mut stage = Stage::set().await;
     let locks = stage.locks.clone();
@@ -259,7 +258,7 @@ async fn the_requests_of_a_record() {
     stage.check("record");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_requests_of_a_rate() {
     let mut stage = Stage::set().await;
     let rate = stage.locks.rate("job", 1, Duration::from_mins(1));

@@ -52,7 +52,8 @@ impl Locks {
         keys: impl IntoIterator<Item = impl Into<String>>,
         identity: &str,
     ) -> Result<bool, Error> {
-        let keys: Vec<String> = keys.into_iter().map(Into::into).collect();
+        let mut keys: Vec<String> = keys.into_iter().map(Into::into).collect();
+        keys.sort_unstable();
         check_keys(&self.0.table.key_prefix, &keys)?;
         let freed = join_all(keys.iter().map(|key| self.release_by_identity(key, identity))).await;
         freed.into_iter().try_fold(false, |any, freed| Ok(any | freed?.is_some()))

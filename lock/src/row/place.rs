@@ -207,9 +207,11 @@ impl<'a> Place<'a> {
                     permit_nonce().is(value("seen_nonce", string(seen_nonce)))
                 }
                 // A release that keeps the permit for a while leaves its fence.
-                Earlier::WithFence(fence) => {
-                    all([self.permit_fence().is(count("seen", fence)), self.at(Field::Released).missing()])
-                }
+                Earlier::WithFence(fence) => all([
+                    self.permit_fence().is(count("seen", fence)),
+                    self.at(Field::Released).missing(),
+                    fence_can_grow(),
+                ]),
             };
             return self
                 .counted(update, claim)

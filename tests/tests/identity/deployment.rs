@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_example::{Deployment, Done, Releases, Simulation, Step, Stopped, Task, deployment};
-use lambda_lock::embedded::Host;
 use lambda_lock::Turn;
+use lambda_lock::embedded::Host;
 use lambda_lock_tests::invocation::{LoseAnswers, invocation, reported};
 use lambda_lock_tests::{Row, World};
 use tower::ServiceExt;

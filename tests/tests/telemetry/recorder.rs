@@ -37,6 +37,7 @@ const LABELS: [(&str, &str, &[&str]); 5] = [
         names::REASON,
         &[
             "held",
+            "lost",
             "throttled",
             "unavailable",
             "conflict",

@@ -30,8 +30,13 @@ enum Step {
 #[serde(untagged)]
 enum Done {
     /// The next step takes the lock over from this fence.
-    Held { fence: u64 },
-    Waiting { turn: Turn, delay: u64 },
+    Held {
+        fence: u64,
+    },
+    Waiting {
+        turn: Turn,
+        delay: u64,
+    },
     Nothing,
 }
 
