@@ -231,9 +231,12 @@ impl<'a> Place<'a> {
         };
         let is_earlier = match earlier {
             Earlier::Seen(seen) => OWNER.is(value("seen_owner", string(seen.owner.as_deref().unwrap_or_default()))),
-            Earlier::WithFence(fence) => {
-                all([self.at(Field::Number).is(count("seen", fence)), OWNER.begins_with(text("identity", start))])
-            }
+            // A reader of a released row has seen the number of the release.
+            Earlier::WithFence(fence) => all([
+                self.at(Field::Number).is(count("seen", fence)),
+                not(self.at(Field::Released).is(count("seen", fence))),
+                OWNER.begins_with(text("identity", start)),
+            ]),
         };
         update
             .when(is_earlier)
