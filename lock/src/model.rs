@@ -26,6 +26,12 @@ pub fn keys(locks: &Locks, keys: &[&str]) -> Acquire {
     locks.acquire_kind(Kind::keys(keys.iter().map(|key| (*key).to_owned()).collect()))
 }
 
+/// A takeover with these settings, from the acquisition with this fence if there is one.
+pub fn takeover(mut acquire: Acquire, fence: Option<u64>) -> Acquire {
+    (acquire.takes_over, acquire.earlier_fence) = (true, fence);
+    acquire
+}
+
 /// An acquire under way.
 #[derive(Clone)]
 pub struct Acquiring {
@@ -97,6 +103,7 @@ impl Acquiring {
                     let (hold, skew) = (self.acquire.min_hold, self.acquire.locks.0.table.clock_skew);
                     return Step::Held(Held {
                         acquisition,
+                        fence: grant.fences.first().copied().unwrap_or_default(),
                         lease: grant.lease,
                         continuation: Continuation::new(grant.sent, hold, skew),
                     });
@@ -124,6 +131,7 @@ impl Acquiring {
 #[derive(Clone, Debug)]
 pub struct Held {
     acquisition: Acquisition,
+    fence: u64,
     lease: Lease,
     continuation: Continuation,
 }
@@ -135,10 +143,10 @@ impl Held {
         !self.lease.deadline.has_passed(now.moment())
     }
 
-    /// Returns when it ends.
+    /// Returns the fence.
     #[must_use]
-    pub fn until(&self) -> Duration {
-        self.lease.deadline.wall()
+    pub fn fence(&self) -> u64 {
+        self.fence
     }
 
     /// Returns the number of the acquisition in its place.

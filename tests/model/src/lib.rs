@@ -10,7 +10,7 @@
 //! - Time passes in ticks, which are as long as the skew. A lease takes two.
 //! - The network loses a request or its answer, delays a request, or applies an unanswered one twice.
 //! - A client dies at any moment: it does nothing more, and what it has sent may still arrive.
-//! - A client renews its lock, or completes its record.
+//! - A client renews its lock, completes its record, or keeps its lock for two processes, which both take it over.
 //! - An operator frees what it has seen. TTL deletes a row.
 
 #[expect(dead_code, reason = "the histories use all of it")]

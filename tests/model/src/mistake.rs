@@ -25,8 +25,12 @@ pub enum Mistake {
     EndedUnread,
     /// An attempt is repeated with a number that was too small.
     NumberNotRaised,
-    /// A takeover does not read which acquisition it saw.
+    /// A takeover does not read which acquisition it saw, or was told.
     TakeoverUnread,
+    /// A takeover takes what has ended.
+    TakeoverOfEnded,
+    /// A takeover leaves the owner.
+    TakeoverLeavesOwner,
     /// The fence of a semaphore is the clock.
     FenceOfClock,
     /// A release leaves no number.
@@ -107,6 +111,17 @@ impl Mistake {
             }),
             (Self::TakeoverUnread, "acquire") if is_takeover => {
                 ignore(condition, &["owner", "fence", "nonce", "no"], Comparison::Equal);
+                condition.each_term(&mut |term| match term {
+                    Condition::BeginsWith(..) => *term = Condition::True,
+                    Condition::Compare(path, ..) if path.name().starts_with("fence:") => *term = Condition::True,
+                    _ => {}
+                });
+            }
+            (Self::TakeoverOfEnded, "acquire") if is_takeover => {
+                ignore(condition, &["in_progress_expiration", "end"], Comparison::LessOrEqual);
+            }
+            (Self::TakeoverLeavesOwner, "acquire") if is_takeover => {
+                update.set.retain(|(path, _)| !["owner", "nonce"].contains(&path.name()));
             }
             (Self::FenceOfClock, "acquire") => {
                 let fence = update.set.iter_mut().find(|(path, _)| path.name() == "fence");
@@ -119,7 +134,7 @@ impl Mistake {
             (Self::FreeingWithoutNumbers, "free") => {
                 update.set.retain(|(path, _)| path.name() != "withdrawn");
             }
-            (Self::SequenceIgnored, _) => ignore(condition, &["sequence"], Comparison::Greater),
+            (Self::SequenceIgnored, _) => ignore(condition, &["sequence"], Comparison::GreaterOrEqual),
             (Self::WithdrawalEnds, "withdraw") => {
                 *condition = Condition::True;
                 update.set.push((Path::attribute("in_progress_expiration"), Operand::number(1)));

@@ -83,6 +83,8 @@ pub struct Bounds {
     pub deletions: u32,
     /// How many times a lock is renewed.
     pub renewals: u32,
+    /// How many locks are kept for a later step. If there are any, every other client has an identity, and those have not.
+    pub keeps: u32,
     /// A released lock stays held for a minimum time.
     pub holds: bool,
     /// How many states are visited.
@@ -103,6 +105,7 @@ impl Default for Bounds {
             frees: 0,
             deletions: 0,
             renewals: 0,
+            keeps: 0,
             holds: false,
             states: 2_000_000,
         }
@@ -136,6 +139,8 @@ pub(crate) struct Client {
     /// Empty if it acquires nothing.
     owner: String,
     phase: Phase,
+    /// It takes over what its identity has.
+    takes_over: bool,
     /// Its clock is ahead of the true time by the skew.
     is_ahead: bool,
     /// A later acquire of its identity has what it had.
@@ -156,6 +161,8 @@ enum Phase {
     /// With an acquire that goes on after it.
     Operating(Operation, Sent, Option<Acquiring>),
     Holding(Held),
+    /// It has left its lock to a later acquire of its identity.
+    Kept(Held),
     /// It has ended: nothing of it may hold anything.
     Ended,
     /// The same. It was skipped, because the holder with this number runs once more.
@@ -212,6 +219,7 @@ pub(crate) enum What {
     GoOn,
     Renew,
     Complete,
+    Keep,
 }
 
 const HOLDERS: &str = "no more valid holders than there may be";
@@ -222,6 +230,7 @@ const LATE: &str = "a late request undoes no later one";
 const COUNT: &str = "a semaphore counts its permits";
 const GROWTH: &str = "no row grows";
 const FREE: &str = "a free place is refused once more at most";
+const TAKEOVER: &str = "a takeover takes what its identity holds";
 const AGAIN: &str = "one effect for each key";
 const SKIPPED: &str = "after a client that was skipped, a run begins";
 
@@ -232,6 +241,8 @@ pub(crate) struct World {
     locks: Locks,
     /// The acquire of the further run of each client.
     again: Vec<Acquiring>,
+    /// By client and fence.
+    takeovers: Mutex<BTreeMap<(usize, Option<u64>), Acquiring>>,
     initial: State,
     reached: Mutex<BTreeSet<&'static str>>,
 }
@@ -260,12 +271,12 @@ impl World {
         let mut again = Vec::new();
         for index in 0..bounds.clients {
             let is_ahead = index % 2 == 1;
-            let acquire = acquire(&locks, subject, bounds, index);
+            let acquire = Box::leak(Box::new(acquire(&locks, subject, bounds, index)));
             let acquiring = Acquiring::start(acquire, clocks(0, is_ahead)).expect("a valid acquire");
             again.push(Acquiring::start(acquire, clocks(0, is_ahead)).expect("a valid acquire"));
             initial.add(acquiring.owner().to_owned(), Phase::Ready(acquiring), is_ahead);
         }
-        Self { subject, bounds, mistake, locks, again, initial, reached: Mutex::default() }
+        Self { subject, bounds, mistake, locks, again, takeovers: Mutex::default(), initial, reached: Mutex::default() }
     }
 
     pub(crate) fn reached(&self) -> Vec<&'static str> {
@@ -305,10 +316,26 @@ impl World {
         Sent { message: Arc::new(Printed::new(Message { what, from, at: state.ticks, requests })), before: 0 }
     }
 
+    /// A process begins to take over what the identity has.
+    fn take_over(&self, state: &mut State, fence: Option<u64>) {
+        let (index, is_ahead) = (state.clients.len(), fence.is_none());
+        let start = || {
+            let acquire = acquire(&self.locks, self.subject, self.bounds, index).identity("execution");
+            let acquire = Box::leak(Box::new(model::takeover(acquire, fence)));
+            Acquiring::start(acquire, clocks(0, is_ahead)).expect("a valid takeover")
+        };
+        let mut takeovers = self.takeovers.lock().expect("no search has failed");
+        let acquiring = takeovers.entry((index, fence)).or_insert_with(start).clone();
+        state.add(acquiring.owner().to_owned(), Phase::Ready(acquiring), is_ahead);
+        state.change(index, |client| client.takes_over = true);
+    }
+
     /// Does the next step of an acquire.
     fn step(&self, state: &mut State, index: usize, acquiring: Acquiring, step: Step) {
         let owner = acquiring.owner().to_owned();
-        let ended = if state.clients[index].is_unsure { Phase::Left } else { Phase::Ended };
+        // A takeover leaves what its identity has.
+        let leaves = state.clients[index].is_unsure || state.clients[index].takes_over;
+        let ended = if leaves { Phase::Left } else { Phase::Ended };
         let phase = match step {
             Step::Send(requests) => {
                 let sent = self.send(state, index, "acquire", &requests);
@@ -368,6 +395,7 @@ impl World {
                 let step = acquiring.go_on(state.now(index));
                 return self.step(state, index, acquiring, step);
             }
+            (Ok(Done::Freed), None) if what == "withdraw" && state.clients[index].takes_over => Phase::Left,
             (Ok(Done::Freed), None) => {
                 state.done.extend(number);
                 Phase::Ended
@@ -511,9 +539,15 @@ impl World {
         if is_dead && !self.has_permits() && sent.message.at + 1 < state.released {
             state.broken = Some(LATE);
         }
+        let Some(identity) = identity_of(&state.clients[from].owner).map(str::to_owned) else { return };
+        let is_of_identity = |owner: &str| identity_of(owner) == Some(&*identity);
+        let now = millis(clocks(sent.message.at, false));
+        if state.clients[from].takes_over && !before.rows().any(|(_, row)| is_held_by(row, &identity, now)) {
+            state.broken = Some(TAKEOVER);
+        }
         for index in (0..state.clients.len()).filter(|index| *index != from) {
             let client = &state.clients[index];
-            if !self.has_identity() || !client.has_place(before) || client.has_place(&state.table) {
+            if !is_of_identity(&client.owner) || !client.has_place(before) || client.has_place(&state.table) {
                 continue;
             }
             if sent.before & 1 << index != 0 && client.is_valid(state.ticks) {
@@ -521,9 +555,6 @@ impl World {
             }
             self.reach("taken over");
             state.change(index, |client| client.is_lost = true);
-        }
-        if !self.has_identity() {
-            return;
         }
         state.late.iter_mut().filter(|late| late.message.from != from).for_each(|late| late.before |= 1 << from);
         for index in (0..state.clients.len()).filter(|index| *index != from) {
@@ -552,6 +583,12 @@ impl World {
                 Phase::Ended | Phase::LeftTo(_) => true,
                 _ => client.is_freed,
             };
+            // What a later acquire of its identity has taken does not come back. The row of a semaphore keeps nothing of a
+            // permit that is gone: a late attempt of a client that is gone, too, takes one until its lease ends.
+            let is_gone = client.is_lost && matches!(client.phase, Phase::Kept(_));
+            if is_gone && !self.has_permits() && client.has_place(&state.table) {
+                state.broken = Some(LATE);
+            }
             // Nobody has acquired the key since.
             if matches!(client.phase, Phase::LeftTo(number)
                 if state.done.contains(&number) && state.fences.get(KEYS[1]) == Some(&number))
@@ -575,7 +612,11 @@ impl World {
     fn check_free(&self, state: &mut State, index: usize) {
         let now = state.now(index);
         let keys = self.keys_of(index);
-        if keys.iter().any(|key| state.table.row(key).is_some_and(|row| !self.is_free(row, state, index))) {
+        let is_free = |key: &&str| match state.table.row(key) {
+            Some(row) => self.is_free(row, state, index),
+            None => !state.clients[index].takes_over,
+        };
+        if !keys.iter().all(is_free) {
             return;
         }
         let Phase::Ready(mut acquiring) = state.clients[index].phase.clone() else { return };
@@ -594,9 +635,12 @@ impl World {
 
     /// Whether the place of this row is free for a client.
     fn is_free(&self, row: &Value, state: &State, index: usize) -> bool {
-        let now = millis(state.now(index));
-        if number_of(row, &state.clients[index].owner).is_some() {
+        let (client, now) = (&state.clients[index], millis(state.now(index)));
+        if number_of(row, &client.owner).is_some() {
             return false;
+        }
+        if client.takes_over {
+            return identity_of(&client.owner).is_some_and(|identity| is_held_by(row, identity, now));
         }
         if row["status"]["S"] == "SEMAPHORE" {
             return permits_until(row, now) < if self.has_identity() { 1 } else { self.permits_of(index) };
@@ -644,8 +688,16 @@ impl State {
     }
 
     fn add(&mut self, owner: String, phase: Phase, is_ahead: bool) -> usize {
-        let client =
-            Client { owner, phase, is_ahead, is_lost: false, is_freed: false, is_unsure: false, runs_again: false };
+        let client = Client {
+            owner,
+            phase,
+            takes_over: false,
+            is_ahead,
+            is_lost: false,
+            is_freed: false,
+            is_unsure: false,
+            runs_again: false,
+        };
         self.clients.push(Arc::new(Printed::new(client)));
         self.clients.len() - 1
     }
@@ -680,7 +732,7 @@ impl Client {
     /// The lock that it holds and considers valid.
     fn valid(&self, ticks: u32) -> Option<&Held> {
         let held = match &self.phase {
-            Phase::Holding(held) => Some(held),
+            Phase::Holding(held) | Phase::Kept(held) => Some(held),
             Phase::Operating(operation, ..) => operation.held(),
             _ => None,
         };
@@ -743,26 +795,39 @@ fn number_of(row: &Value, owner: &str) -> Option<u64> {
     number(&row["fence"]).filter(|_| is_own)
 }
 
-fn acquire(locks: &Locks, subject: Subject, bounds: Bounds, index: usize) -> &'static Acquire {
+/// The start of an owner that has an identity.
+fn identity_of(owner: &str) -> Option<&str> {
+    owner.rsplit_once('#').map(|(identity, _)| identity)
+}
+
+/// Whether an identity holds the place of this row at this time.
+fn is_held_by(row: &Value, identity: &str, now: u64) -> bool {
+    let is_own = |owner: &str| identity_of(owner) == Some(identity);
+    if row["status"]["S"] == "SEMAPHORE" {
+        return permits(row)
+            .any(|(name, permit)| is_own(name) && number(&permit["end"]) > Some(now) && permit["released"].is_null());
+    }
+    let is_held = number(&row["in_progress_expiration"]) > Some(now) && row["released"] != row["fence"];
+    is_held && row["owner"]["S"].as_str().is_some_and(is_own)
+}
+
+fn acquire(locks: &Locks, subject: Subject, bounds: Bounds, index: usize) -> Acquire {
     let is_even = index.is_multiple_of(2);
     let window = TICK * WINDOW;
     let acquire = match subject {
         Subject::Permits(even, odd) | Subject::PermitsOfIdentity(even, odd) => {
             locks.semaphore(KEYS[1], if is_even { even } else { odd }).acquire()
         }
-        Subject::Keys if is_even => return Box::leak(Box::new(settings(model::keys(locks, &KEYS), bounds, index))),
+        Subject::Keys if is_even => model::keys(locks, &KEYS),
         Subject::Record => model::record(locks, KEYS[1], None),
         Subject::UnfinishedRecord => model::record(locks, KEYS[1], Some(window)),
         _ => locks.acquire(KEYS[1]),
     };
     let acquire = match subject {
         Subject::KeyOfIdentity | Subject::PermitsOfIdentity(..) => acquire.identity("execution"),
+        _ if bounds.keeps > 0 && is_even => acquire.identity("execution"),
         _ => acquire,
     };
-    Box::leak(Box::new(settings(acquire, bounds, index)))
-}
-
-fn settings(acquire: Acquire, bounds: Bounds, index: usize) -> Acquire {
     let wait = Wait::backoff(Backoff::new().jitter(lambda_lock::Jitter::None)).max_attempts(bounds.attempts);
     let acquire = acquire.holder(format!("client {index}")).lease(TICK * bounds.lease).wait(wait);
     if bounds.holds { acquire.min_hold(TICK) } else { acquire }
@@ -782,7 +847,7 @@ impl Model for World {
         }
         let left = &state.left;
         let has_ended = |client: &Arc<Printed<Client>>| {
-            matches!(client.phase, Phase::Ended | Phase::LeftTo(_) | Phase::Left | Phase::Dead)
+            matches!(client.phase, Phase::Kept(_) | Phase::Ended | Phase::LeftTo(_) | Phase::Left | Phase::Dead)
         };
         // What is late does not depend on the time.
         let depends_on_time = left.deletions + left.frees > 0 || !state.clients.iter().all(has_ended);
@@ -802,6 +867,9 @@ impl Model for World {
                     if left.renewals > 0 && held.is_valid(state.now(index)) {
                         does(What::Renew);
                     }
+                    if left.keeps > 0 && identity_of(&client.owner).is_some() {
+                        does(What::Keep);
+                    }
                 }
                 Phase::Asking(..) | Phase::Operating(..) => {
                     actions.push(Action::Answered(index));
@@ -819,7 +887,7 @@ impl Model for World {
                         }
                     }
                 }
-                Phase::Ended | Phase::LeftTo(_) | Phase::Left | Phase::Dead => continue,
+                Phase::Kept(_) | Phase::Ended | Phase::LeftTo(_) | Phase::Left | Phase::Dead => continue,
             }
             if left.steps > 0 {
                 actions.push(Action::Steps(index));
@@ -856,6 +924,14 @@ impl Model for World {
                     (What::Renew, Phase::Holding(held)) => {
                         state.left.renewals -= 1;
                         Some(held.renew(renewal, now))
+                    }
+                    (What::Keep, Phase::Holding(held)) => {
+                        state.left.keeps -= 1;
+                        // Two processes do the next step. One of them knows the fence.
+                        self.take_over(&mut state, None);
+                        self.take_over(&mut state, Some(held.fence()));
+                        state.change(index, |client| client.phase = Phase::Kept(held));
+                        None
                     }
                     _ => return None,
                 };

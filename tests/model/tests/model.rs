@@ -126,6 +126,16 @@ fn minimum_holds_have_no_counterexample() {
 }
 
 #[test]
+fn takeovers_have_no_counterexample() {
+    for subject in [Subject::Key, Subject::Permits(1, 1)] {
+        let bounds = Bounds { keeps: 1, renewals: 1, lease: 2, ..Bounds::default() };
+        assert_no_counterexample(subject, bounds, &["renew", "taken over", "found a free place"]);
+        let bounds = Bounds { clients: 1, unanswered: 2, attempts: 2, renewals: 0, ..bounds };
+        assert_no_counterexample(subject, bounds, &["arrived late", "acquired after a lost answer", "taken over"]);
+    }
+}
+
+#[test]
 fn freeing_by_an_operator_has_no_counterexample() {
     for subject in [Subject::Key, Subject::Permits(1, 1)] {
         let bounds = Bounds { frees: 1, deaths: 1, ..Bounds::default() };
@@ -160,6 +170,7 @@ fn every_mistake_has_a_counterexample() {
     let alone = Bounds { clients: 1, unanswered: 2, attempts: 3, ..any };
     let freed = Bounds { frees: 1, ..any };
     let freed_after_death = Bounds { clients: 1, deaths: 1, unanswered: 1, attempts: 2, ..freed };
+    let kept = Bounds { keeps: 1, lease: 2, ..any };
     let later = Bounds { ticks: 3, unanswered: 1, ..any };
     let three = Bounds { clients: 3, ..any };
     let renewed = Bounds { renewals: 1, ..any };
@@ -173,10 +184,18 @@ fn every_mistake_has_a_counterexample() {
         (Mistake::NumberNotRaised, key, any),
         (Mistake::TakeoverUnread, Subject::KeyOfIdentity, three),
         (Mistake::TakeoverUnread, Subject::PermitsOfIdentity(1, 1), three),
+        (Mistake::TakeoverUnread, key, kept),
+        (Mistake::TakeoverUnread, permit, kept),
+        (Mistake::TakeoverOfEnded, key, Bounds { lease: 1, ticks: 3, ..kept }),
+        (Mistake::TakeoverOfEnded, permit, Bounds { lease: 1, ticks: 3, ..kept }),
+        (Mistake::TakeoverLeavesOwner, key, kept),
+        (Mistake::TakeoverLeavesOwner, permit, kept),
         (Mistake::FenceOfClock, Subject::Permits(2, 2), any),
         (Mistake::ReleaseWithoutNumber, key, alone),
         (Mistake::ReleaseWithoutNumber, permit, alone),
         (Mistake::ReleaseWithoutClock, key, Bounds { deaths: 1, ticks: 2, ..any }),
+        (Mistake::SequenceIgnored, key, Bounds { renewals: 2, unanswered: 1, ticks: 2, ..any }),
+        (Mistake::SequenceIgnored, permit, Bounds { renewals: 2, unanswered: 1, ticks: 2, ..any }),
         (Mistake::WithdrawalEnds, Subject::Record, Bounds { before: Before::Foreign, ..later }),
         (Mistake::WithdrawalExpires, key, Bounds { before: Before::Old, deletions: 1, unanswered: 1, ..any }),
         (Mistake::WithdrawalUnnumbered, key, alone),

@@ -44,7 +44,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 22] = [
+    pub const LOCK: [Self; 23] = [
         Self {
             name: "no nonce check on refusal",
             breaks: ITSELF,
@@ -132,6 +132,7 @@ impl Mutation {
             request: |request| takeover_unread(request, &["fence"]),
             ..Self::NONE
         },
+        Self { name: "a takeover takes what was released", breaks: FREED, request: takeover_of_released, ..Self::NONE },
         Self { name: "a takeover takes what has ended", breaks: FREED, request: takeover_of_ended, ..Self::NONE },
         Self {
             name: "a takeover keeps the fence of the step before",
@@ -375,6 +376,13 @@ pub(crate) fn takeover_unread(request: &mut Request, attributes: &[&str]) {
 pub(crate) fn takeover_of_ended(request: &mut Request) {
     for takeover in takeovers(request) {
         takeover.ignore(if takeover.is_of_permit() { PERMIT_LEASE_END } else { LEASE_END });
+    }
+}
+
+/// The fence that a reader sees may be that of a release.
+fn takeover_of_released(request: &mut Request) {
+    for takeover in takeovers(request).filter(|takeover| takeover.mentions("released")) {
+        takeover.ignore("released");
     }
 }
 

@@ -230,7 +230,8 @@ impl<K: Kind> Execution<K> {
         };
         let ask = Ask { locks: &locks, identity, lease, wait, how };
         let Some(held) = scene.acquire(operation, ask, &mut random).await else { return };
-        sleep(lease.mul_f64(random.f64() * 1.1)).await;
+        scene.write(operation, &held);
+        sleep(lease.mul_f64(random.f64())).await;
         scene.write(operation, &held);
         match random.u8(0..4) {
             0 | 1 => scene.renew(operation, &held, lease).await,

@@ -198,15 +198,20 @@ async fn worker(scene: Arc<Scene>, mut random: Rng) {
 async fn go_on(scene: &Arc<Scene>, keys: &[String], identity: &str, fence: u64, random: &mut Rng) {
     let attempts = [random.fork(), random.fork()].map(|mut random| async move {
         let (_host, _, locks) = scene.host(&mut random);
-        sleep(millis(&mut random, 0..=300)).await;
-        let acquire = match scene.plan.permits {
-            Some(permits) => locks.semaphore(scene.plan.key(), permits).acquire(),
-            None => locks.acquire_all(keys),
+        let pause = if random.u8(0..4) == 0 { 0..=2000 } else { 0..=300 };
+        sleep(millis(&mut random, pause)).await;
+        let fence = match random.u8(0..4) {
+            // That of another holder, or of a release.
+            0 => locks.get(&keys[0]).await.ok().flatten().and_then(|holder| holder.fence()).unwrap_or(fence),
+            _ => fence,
         };
-        let Ok(lock) = acquire.identity(identity).lease(millis(&mut random, 300..=2000)).take_over_from(fence).await
-        else {
-            return;
+        let acquire = match (scene.plan.permits, keys) {
+            (Some(permits), _) => locks.semaphore(&keys[0], permits).acquire(),
+            (None, [key]) => locks.acquire(key).min_hold(millis(&mut random, 0..=1000)),
+            (None, keys) => locks.acquire_all(keys),
         };
+        let acquire = acquire.identity(identity).lease(millis(&mut random, 300..=2000));
+        let Ok(lock) = acquire.take_over_from(fence).await else { return };
         rely(scene, &lock, millis(&mut random, 0..=300), true).await;
         if random.bool() { lock.keep() } else { drop(lock.release().await) }
     });

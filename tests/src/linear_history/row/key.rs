@@ -162,7 +162,7 @@ impl Change {
             Self::TakeOver { owner, number, now, end, seen, is_asked } => {
                 let is_asked_now = |key: &Key| key.asked == seen.1;
                 let is_seen = |place: &Place| place.owner.starts_with(&seen.0) && place.number == seen.1;
-                let is_there = |key: &&Key| is_seen(&key.place) && key.place.end > *now;
+                let is_there = |key: &&Key| is_seen(&key.place) && !key.place.is_released() && key.place.end > *now;
                 held()
                     .filter(is_there)
                     .filter(|key| *number > key.withdrawn && *number > seen.1 && (*is_asked || !is_asked_now(key)))?;
