@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Acquire, Error, Lock, Locks};
+use lambda_lock::{Acquire, Lock, Locks};
 use serde_json::json;
 
 use crate::arguments::{self, Kept, Renew, TableOptions};
 use crate::connect::{Connection, Key, connect_if, default_lease, is_enabled};
-use crate::failure::{BROKEN_OUTPUT, Failure, LOST, sentence};
+use crate::failure::{BROKEN_OUTPUT, Failure, sentence};
 use crate::identity;
 use crate::output::{escaped, json_line, line, print, printable, say};
 use crate::run::{FLUSH_TIMEOUT, killed_by};
@@ -72,8 +72,7 @@ pub(crate) async fn renew(options: &TableOptions, renew: Renew) -> Result<(), Fa
     let Renew { key, identity, kept } = renew;
     let (connection, lease) = connect(options, &kept).await?;
     let key = connection.named_key(&key);
-    let taken = begin(&connection.locks, &key, &kept).lease(lease).identity(&identity).take_over().await;
-    let lock = taken.map_err(|error| refused(error, &key, &connection.table, &identity))?;
+    let lock = begin(&connection.locks, &key, &kept).lease(lease).identity(identity).take_over().await?;
     let text = if kept.json { object(&lock, &key) } else { renewed(&lock, &key, &connection.table) };
     if !lock.is_enforced() {
         say("LOCK_ENABLED is `false`: the identity does not hold a lock");
@@ -92,7 +91,7 @@ pub(crate) async fn release(options: &TableOptions, key: &str, identity: &str) -
     if was_held {
         line(&format!("released: key `{key}` in table `{table}`"))
     } else if is_enabled {
-        line(&not_held(&key, &table, identity))
+        line(&format!("key `{key}` in table `{table}` is not held for `{}`", printable(identity)))
     } else {
         say(format!("LOCK_ENABLED is `false`: key `{key}` was not released"));
         Ok(())
@@ -128,22 +127,4 @@ fn renewed(lock: &Lock, key: &Key, table: &str) -> String {
     let (key, end) = (&key.of_row, humantime::format_rfc3339_millis(lock.expires_at()));
     let text = format!("renewed: key `{key}` in table `{table}` until {end} with fence {}", lock.fence());
     escaped(&text).into_owned() + "\n"
-}
-
-/// Says why the identity cannot go on.
-fn refused(error: Error, key: &Key, table: &str, identity: &str) -> Failure {
-    if !error.is_lost() {
-        return error.into();
-    }
-    let why = match error.holder() {
-        Some(holder) if holder.is_current() => format!("it is held by {holder}"),
-        Some(holder) if !holder.has_released() => "its lease has ended".to_owned(),
-        Some(_) => "it was released".to_owned(),
-        None => "nobody holds it".to_owned(),
-    };
-    Failure::new(LOST, format!("{}: {why}", not_held(&key.of_row, table, identity)))
-}
-
-fn not_held(key: &str, table: &str, identity: &str) -> String {
-    format!("key `{key}` in table `{table}` is not held for `{}`", printable(identity))
 }
