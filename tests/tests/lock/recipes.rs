@@ -73,10 +73,10 @@ enum Call {
 async fn call(locks: &Locks, failures: &AtomicU32, bank: impl AsyncFnOnce() -> bool) -> Result<Call, Error> {
     let probe = match locks.get(OPEN).await? {
         Some(open) if open.is_current() => return Ok(Call::Skipped),
-        Some(half_open) if !half_open.has_released() => match locks.try_acquire(OPEN).await? {
-            Some(lock) => Some(lock),
-            None => return Ok(Call::Skipped),
-        },
+        Some(half_open) if !half_open.has_released() => {
+            let Some(probe) = locks.try_acquire(OPEN).await? else { return Ok(Call::Skipped) };
+            Some(probe)
+        }
         _ => None,
     };
     if bank().await {
