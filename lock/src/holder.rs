@@ -7,7 +7,6 @@ use std::time::{Duration, SystemTime};
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use crate::queue::{Queue, Reservation};
-use crate::row::identity_of;
 use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// The current or last holder of a key, as a refusal names it and [`Locks::get`](crate::Locks::get) reads it.
@@ -331,6 +330,13 @@ impl fmt::Debug for Holder {
             .field("permits", &self.permits)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns the identity of an owner, if it has one. A row that another program wrote may have any owner.
+pub(crate) fn identity_of(owner: &str) -> Option<&str> {
+    let (length, rest) = owner.split_once('#')?;
+    let (identity, nonce) = rest.split_at_checked(length.parse().ok()?)?;
+    nonce.starts_with('#').then_some(identity)
 }
 
 /// How many holders of permits a text names.

@@ -18,10 +18,10 @@ use super::register::Held;
 use super::telemetry::HoldSpan;
 use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
-use crate::holder::{Data, Holder};
+use crate::holder::{Data, Holder, identity_of};
 use crate::limits::time_to_ask;
 use crate::queue::HoldTime;
-use crate::row::{Acquisition, Grant, Hold, Release, Released, Renewed, Table, identity_of};
+use crate::row::{Acquisition, Grant, Hold, Release, Released, Renewed, Table};
 
 /// A lock that was acquired.
 ///

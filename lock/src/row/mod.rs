@@ -61,7 +61,7 @@ pub(crate) use hold::{Released, Renewed};
 pub(crate) use join::Joined;
 pub(crate) use kind::{Acquisition, Kind};
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
-pub(crate) use owner::{identity_of, owner_of};
+pub(crate) use owner::owner_of;
 pub(crate) use place::{Hold, Release};
 pub(crate) use probe::{PROBE_KEY, probe_key};
 pub(crate) use rate::Pace;

@@ -32,13 +32,6 @@ pub(super) fn split(owner: &str) -> Option<(&str, &str)> {
     owner.split_at_checked(nonce_at)
 }
 
-/// Returns the identity of an owner, if it has one. A row that another program wrote may have any owner.
-pub(crate) fn identity_of(owner: &str) -> Option<&str> {
-    let (length, rest) = owner.split_once('#')?;
-    let (identity, nonce) = rest.split_at_checked(length.parse().ok()?)?;
-    nonce.starts_with('#').then_some(identity)
-}
-
 /// Returns `true` if both owners have the same identity.
 pub(super) fn is_same_identity(owner: &str, other: &str) -> bool {
     split(owner).is_some_and(|(start, _)| other.starts_with(start))
