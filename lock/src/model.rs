@@ -12,18 +12,18 @@ use crate::holder::Holder;
 use crate::lock::asking::{Answered, Asking, Ended, Event, Step as Next};
 use crate::lock::{Acquire, Continuation, Locks};
 use crate::row::{
-    Acquisition, Kind, Outcome, RecordClaim, Release, Released, Renewed, SCRIPT, Script, Table, answer, requests,
+    Acquisition, Outcome, RecordClaim, Release, Released, Renewed, SCRIPT, Script, Table, Target, answer, requests,
 };
 pub use crate::row::{Clocks, Item, Reply, Request};
 
 /// The acquire of a record of idempotency. With `reject_unfinished`, a run that did not finish is refused for so long.
 pub fn record(locks: &Locks, key: &str, reject_unfinished: Option<Duration>) -> Acquire {
-    locks.acquire_kind(Kind::record(key.to_owned(), RecordClaim { validation: None, reject_unfinished }))
+    locks.acquire_target(Target::Record(key.to_owned(), RecordClaim { validation: None, reject_unfinished }))
 }
 
 /// The acquire of several keys.
 pub fn keys(locks: &Locks, keys: &[&str]) -> Acquire {
-    locks.acquire_kind(Kind::keys(keys.iter().map(|key| (*key).to_owned()).collect()))
+    locks.acquire_target(Target::several(keys.iter().map(|key| (*key).to_owned()).collect()))
 }
 
 /// A takeover with these settings, from the acquisition with this fence if there is one.
@@ -300,7 +300,8 @@ impl Operation {
             What::Release(held) => return held.send_release(table, started).await,
             What::Renew(held, lease) => {
                 let (acquisition, sequence) = (&held.acquisition, held.continuation.sequence);
-                let lease = table.lease(acquisition.kind(), started, started.deadline_after(*lease), Some(held.lease));
+                let lease =
+                    table.lease(acquisition.target(), started, started.deadline_after(*lease), Some(held.lease));
                 return match table.renew(acquisition, sequence, started, lease, None).await? {
                     Renewed::Extended => Ok(Done::Held(Held { lease, ..held.clone() })),
                     Renewed::Lost { error, .. } => Err(error),

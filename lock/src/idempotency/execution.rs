@@ -103,7 +103,7 @@ where
             // A unique key, for a handler that completes in its own transaction.
             let prefix = settings.prefix.as_ref().unwrap_or(&invocation.function);
             let unique = format!("{prefix}#{}", random::nonce().unwrap_or_default());
-            let lock = settings.acquire(row::Kind::key(unique), invocation).unlocked().map_err(HandlerError::Lock)?;
+            let lock = settings.acquire(row::Target::Key(unique), invocation).unlocked().map_err(HandlerError::Lock)?;
             return Ok(NextStep::Run(self.new_run(lock, None)));
         };
         let reject_unfinished = (settings.on_unfinished == OnUnfinished::Reject).then_some(settings.window());
@@ -118,7 +118,7 @@ where
                 }
             };
         }
-        let acquire = settings.acquire(row::Kind::record(key.clone(), claim), invocation).around_pause(around_pause);
+        let acquire = settings.acquire(row::Target::Record(key.clone(), claim), invocation).around_pause(around_pause);
         match acquire.begin().await {
             Ok(Ok(lock)) => {
                 let name = invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder);
@@ -355,8 +355,8 @@ where
 }
 
 impl<I, T, E> RecordSettings<I, T, E> {
-    fn acquire(&self, kind: row::Kind, invocation: &Invocation) -> Acquire {
-        let mut acquire = self.locks.acquire_kind(kind);
+    fn acquire(&self, kind: row::Target, invocation: &Invocation) -> Acquire {
+        let mut acquire = self.locks.acquire_target(kind);
         if let Some(deadline) = invocation.deadline {
             acquire = acquire.deadline(deadline);
         }

@@ -22,7 +22,7 @@ use crate::holder::{Data, Holder};
 use crate::limits::{
     DAY, MIN_LEASE, check_attributes, check_duration, check_holder, check_identity, deadline_if_any, time_to_ask,
 };
-use crate::row::{Acquisition, Grant, Kind, owner_of};
+use crate::row::{Acquisition, Grant, Target, owner_of};
 use crate::text::printable;
 
 /// How long a refusal waits for a withdrawal.
@@ -32,7 +32,7 @@ impl Locks {
     /// Prepares an acquire of the lock on `key`. Await it, or set options first. Without [`Acquire::wait`], one request;
     /// IAM action `dynamodb:UpdateItem`.
     pub fn acquire(&self, key: impl Into<String>) -> Acquire {
-        self.acquire_kind(Kind::key(key.into()))
+        self.acquire_target(Target::Key(key.into()))
     }
 
     /// Prepares an acquire of the locks on 1 to 100 different keys: all of them or none. Their order does not matter, so two
@@ -98,13 +98,13 @@ impl Locks {
     /// attempts have taken, and then one `UpdateItem` makes the row of the first key refuse the late request, which is enough
     /// to refuse the whole transaction. More requests follow while others change the rows.
     pub fn acquire_all(&self, keys: impl IntoIterator<Item = impl Into<String>>) -> Acquire {
-        self.acquire_kind(Kind::keys(keys.into_iter().map(Into::into).collect()))
+        self.acquire_target(Target::several(keys.into_iter().map(Into::into).collect()))
     }
 
-    pub(crate) fn acquire_kind(&self, kind: Kind) -> Acquire {
+    pub(crate) fn acquire_target(&self, target: Target) -> Acquire {
         Acquire {
             locks: self.clone(),
-            kind,
+            target,
             lease: None,
             deadline: None,
             wait: None,
@@ -175,7 +175,7 @@ impl Locks {
 pub struct Acquire {
     pub(crate) locks: Locks,
     /// What it claims. An acquire changes it only before it is sent.
-    pub(super) kind: Kind,
+    pub(super) target: Target,
     lease: Option<Duration>,
     deadline: Option<SystemTime>,
     pub(super) wait: Option<Wait>,
@@ -485,23 +485,23 @@ impl Acquire {
 
     /// Returns the text that names the rows' keys for people.
     pub(super) fn name(&self) -> String {
-        self.kind.name(self.locks.0.table.place())
+        self.target.name(self.locks.0.table.place())
     }
 
     /// Draws a new nonce.
     pub(super) fn acquisition(&self) -> Result<Acquisition, Error> {
-        let nonce = self.locks.0.table.nonce(self.kind.all_keys().first().map_or("", String::as_str))?;
+        let nonce = self.locks.0.table.nonce(self.target.keys().first().map_or("", String::as_str))?;
         let identity = self.identity.as_ref().map(|identity| match identity {
             Identity::Own(identity) => identity,
             Identity::Random => &nonce,
         });
-        Ok(Acquisition::new(self.kind.clone(), owner_of(identity.map(String::as_str), &nonce)))
+        Ok(Acquisition::new(self.target.clone(), owner_of(identity.map(String::as_str), &nonce)))
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        self.kind.check(&self.locks.0.table.key_prefix)?;
+        self.target.check(&self.locks.0.table.key_prefix)?;
         if let Some(lease) = self.lease {
-            self.kind.check_lease("lease", lease, self.deadline.is_some())?;
+            self.target.check_lease("lease", lease, self.deadline.is_some())?;
         }
         if let Some(Identity::Own(identity)) = &self.identity {
             check_identity(identity)?;
@@ -516,12 +516,12 @@ impl Acquire {
             (!self.attributes.is_empty(), "attributes"),
         ] {
             if is_set {
-                self.kind.check_one_key(name)?;
+                self.target.check_one_key(name)?;
             }
         }
         self.wait.map_or(Ok(()), |wait| wait.check())?;
         if let Some(data) = &self.data {
-            self.kind.check_data(data)?;
+            self.target.check_data(data)?;
         }
         check_holder(self.holder_name())?;
         let table = &self.locks.0.table;
@@ -553,8 +553,8 @@ impl Acquire {
                 self.name()
             )));
         }
-        self.kind.check_lease("time until the deadline", lease, self.deadline.is_some())?;
-        Ok(settings.table.lease(&self.kind, now, now.deadline_after(lease), None))
+        self.target.check_lease("time until the deadline", lease, self.deadline.is_some())?;
+        Ok(settings.table.lease(&self.target, now, now.deadline_after(lease), None))
     }
 
     pub(super) fn holder_name(&self) -> &str {
@@ -573,7 +573,7 @@ impl Acquire {
     /// Returns the places of this waiter, if waiters take turns.
     pub(super) fn turns(&self) -> Option<Turns> {
         let takes_turns = !self.takes_over && self.wait.is_some_and(|wait| wait.takes_turns());
-        takes_turns.then(|| Turns::new(self.kind.capacity(), self.kind.all_keys().len()))
+        takes_turns.then(|| Turns::new(self.target.capacity(), self.target.keys().len()))
     }
 }
 

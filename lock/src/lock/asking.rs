@@ -175,9 +175,9 @@ impl<'a> Asking<'a> {
             self.is_last = self.delays.is_last(now.since(self.started));
         }
         if let Some(turns) = &mut self.turns {
-            let kind = &self.acquire.kind;
+            let target = &self.acquire.target;
             let memories = turn.into_iter().flat_map(Turn::memories);
-            *turns = Turns::elsewhere(kind.capacity(), kind.all_keys().len(), memories, now);
+            *turns = Turns::elsewhere(target.capacity(), target.keys().len(), memories, now);
         }
         self
     }
@@ -273,7 +273,7 @@ impl<'a> Asking<'a> {
         self.now = now;
         self.adaptations = 0;
         self.sent.retain(|(_, _, lease)| !lease.deadline.has_passed(now));
-        let takes_place = self.acquire.kind.takes_place();
+        let takes_place = self.acquire.target.takes_place();
         self.ranks = self.turns.as_ref().map(|turns| turns.ranks(takes_place, self.is_last, now)).unwrap_or_default();
         self.may_have_key = true;
         self.send(now)
@@ -326,7 +326,7 @@ impl<'a> Asking<'a> {
         if let (Some(turns), Err(error)) = (&mut self.turns, &claimed)
             && error.holder().is_some()
         {
-            let keys = self.acquire.kind.all_keys();
+            let keys = self.acquire.target.keys();
             let index = |shown: &str| keys.iter().position(|key| table.place().row_key(key) == shown);
             let refused = error.holders().filter_map(|(key, holder)| Some((index(key)?, holder)));
             turns.see(refused, &self.acquisition.owner, table.clock_skew, now, round_trip);
@@ -458,7 +458,7 @@ impl<'a> Asking<'a> {
         }
         if let Some(turns) = self.turns.as_ref().filter(|_| holder_until.is_some()) {
             let left = self.left(now);
-            match turns.next(now, self.acquire.kind.takes_place(), random::unit()) {
+            match turns.next(now, self.acquire.target.takes_place(), random::unit()) {
                 InTurn::BackOff => {}
                 InTurn::Ask(delay) => return self.sleep(delay, now),
                 InTurn::Join { keys, delay } => {
@@ -497,7 +497,7 @@ impl<'a> Asking<'a> {
         };
         let (delay, _) = self.delays.limit(delay, now.since(self.started));
         let memories = self.turns.iter().flat_map(Turns::memories).chain(std::iter::repeat_with(Memory::default));
-        let keys = self.acquire.kind.all_keys().iter().cloned().zip(memories);
+        let keys = self.acquire.target.keys().iter().cloned().zip(memories);
         let table = &self.acquire.locks.0.table;
         let turn = Turn::new(table, self.started.millis(), self.delays.attempts(), delay, keys);
         self.give_up(Ok(Ended::Waiting(turn)), now)

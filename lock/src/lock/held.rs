@@ -213,7 +213,7 @@ impl Lock {
     /// [`Locks::acquire_all`](crate::Locks::acquire_all) acquired it.
     #[must_use]
     pub fn keys(&self) -> &[String] {
-        self.hold.acquisition.kind().all_keys()
+        self.hold.acquisition.target().keys()
     }
 
     /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal. With
@@ -476,7 +476,7 @@ impl Lock {
     #[doc(alias = "extend", alias = "heartbeat")]
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         let (locks, acquisition) = (&self.hold.locks, &self.hold.acquisition);
-        acquisition.kind().check_lease("lease", lease, false)?;
+        acquisition.target().check_lease("lease", lease, false)?;
         let _one_at_a_time = self.renewing.lock().await;
         let now = self.hold.now();
         let deadline = now.deadline_after(lease);
@@ -486,8 +486,8 @@ impl Lock {
                 drop(state);
                 return Err(self.hold.error(Cause::Lost(None)));
             }
-            state.new_data.as_ref().map_or(Ok(()), |data| acquisition.kind().check_data(data))?;
-            let renewed = locks.0.table.lease(acquisition.kind(), now, deadline, Some(state.lease));
+            state.new_data.as_ref().map_or(Ok(()), |data| acquisition.target().check_data(data))?;
+            let renewed = locks.0.table.lease(acquisition.target(), now, deadline, Some(state.lease));
             state.lease.deadline = state.lease.deadline.earlier(deadline);
             (renewed, state.new_data.clone(), state.continuation.next_sequence())
         };
@@ -562,7 +562,7 @@ impl Lock {
     /// released before, or is not [enforced](Self::is_enforced), has been left no work, and neither has a permit. A lock of several
     /// keys cannot know: this is an error of kind [`Invalid`](crate::ErrorKind::Invalid), and the lock stays held.
     pub async fn release_coalescing(&self) -> Result<bool, Error> {
-        self.hold.acquisition.kind().check_one_key("coalescing")?;
+        self.hold.acquisition.target().check_one_key("coalescing")?;
         let released = self.hold.release(true).await?;
         Ok(matches!(released, Released::Freed { is_asked: true }))
     }
@@ -736,7 +736,7 @@ impl Holding {
             Err(_) => return Err(self.error(Cause::Lost(None))),
             Ok(taken) => taken,
         };
-        let checked = data.as_ref().map_or(Ok(()), |data| self.acquisition.kind().check_data(data));
+        let checked = data.as_ref().map_or(Ok(()), |data| self.acquisition.target().check_data(data));
         if !self.is_enforced() {
             checked?;
             self.enter(Phase::Released);
@@ -950,7 +950,7 @@ impl Drop for Lock {
             hold.work_failed();
         }
         // Oversized data would make the release fail, and keep the key held.
-        let data = data.filter(|data| hold.acquisition.kind().check_data(data).is_ok());
+        let data = data.filter(|data| hold.acquisition.target().check_data(data).is_ok());
         let released = Arc::clone(hold);
         in_background(&hold.locks, self.shown_key().to_owned(), hold.span().clone(), async move {
             let table = released.locks.0.table.in_background();

@@ -29,7 +29,7 @@ impl Acquire {
         if !settings.enabled {
             return checked.and_then(|()| self.unlocked()).map(Attempt::Acquired);
         }
-        let is_own = |turn: &Turn| turn.check(&settings.table, self.kind.all_keys());
+        let is_own = |turn: &Turn| turn.check(&settings.table, self.target.keys());
         let checked = checked.and_then(|()| turn.as_ref().map_or(Ok(()), is_own));
         checked.inspect_err(telemetry::record_refusal)?;
         let start = |now| Asking::start(&self, now).map(|asking| asking.once(turn.as_ref()));
@@ -156,7 +156,7 @@ impl Running<'_> {
     }
 
     async fn join(&self, keys: Vec<usize>, Places { limit, until }: Places, telemetry: &mut AcquireSpan) -> Event {
-        let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
+        let (settings, names) = (&self.acquire.locks.0, self.acquire.target.keys());
         let now = settings.clock.now();
         let join = async |index: usize| {
             let joined = settings.table.join(&names[index], self.asking.queue(index), until, now, limit).await;
@@ -177,7 +177,7 @@ impl Running<'_> {
     }
 
     async fn reserve(&self, keys: &[usize], Places { limit, until }: Places) -> Event {
-        let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
+        let (settings, names) = (&self.acquire.locks.0, self.acquire.target.keys());
         let (names, now) = (keys.iter().map(|index| &names[*index]), settings.clock.now());
         let answer = settings.table.reserve(self.asking.acquisition(), names, until, now, limit).await;
         if let Err(error) = &answer {

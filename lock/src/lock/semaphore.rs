@@ -4,7 +4,7 @@ use super::acquire::Acquire;
 use super::held::Lock;
 use super::locks::Locks;
 use crate::error::Error;
-use crate::row::Kind;
+use crate::row::Target;
 
 impl Locks {
     /// Returns the semaphore on `key`, which up to `permits` holders have at a time: from 1 to 100. Sends no request; an
@@ -113,7 +113,7 @@ impl Semaphore {
     /// Fails with an error that [`is_held`](Error::is_held) if all permits are held. Its
     /// [`holder`](Error::holder) lists them.
     pub fn acquire(&self) -> Acquire {
-        self.locks.acquire_kind(Kind::permit(self.key.clone(), self.permits))
+        self.locks.acquire_target(Target::Permit { key: self.key.clone(), of: self.permits })
     }
 
     /// Acquires a permit, or returns `None` if all are held. The requests are those of [`acquire`](Self::acquire).

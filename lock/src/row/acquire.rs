@@ -1,12 +1,13 @@
 //! The acquire: an attempt that takes what is free, and what its answer says.
 
+use super::acquisition::Acquisition;
 use super::claim::{Claim, Claimed, Grant, Plan};
 use super::expression::{Update, count};
-use super::kind::Acquisition;
 use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
 use super::place::{Earlier, gives_permit, is_over};
 use super::read::{Unreadable, number_at};
 use super::table::{Item, Table};
+use super::target::Target;
 use super::write::{Answer, Refused, Write};
 use crate::clock::{Moment, micros};
 use crate::error::{Cause, Error};
@@ -23,19 +24,19 @@ impl Acquisition {
     pub(crate) fn attempt<'a>(&'a self, table: &'a Table, claim: &Claim<'a>, number: u64) -> Write<'a> {
         let update = |(index, key): (usize, &'a String)| {
             let place = self.place(table, key);
-            let update = match (self.plan.over(index), self.kind.permits) {
+            let update = match (self.plan.over(index), &self.target) {
                 (Some(seen), _) => place.take_over(number, claim, Earlier::Seen(seen)),
                 (None, _) if claim.takes_over => match claim.earlier_fence {
                     Some(fence) => place.take_over(number, claim, Earlier::WithFence(fence)),
                     // The refusal shows what to take over. A transaction has no update that sets nothing.
                     None => return table.refused_update(key).set(SEQUENCE, count("zero", 0_u8)),
                 },
-                (None, Some(permits)) => place.take_permit(number, permits, claim, &self.plan),
-                (None, None) => self.take(table, claim, number, index, key),
+                (None, Target::Permit { of, .. }) => place.take_permit(number, *of, claim, &self.plan),
+                (None, _) => self.take(table, claim, number, index, key),
             };
             claim.with_extras(update)
         };
-        Write::new(self.kind.all_keys().iter().enumerate().map(update).collect(), self.kind.transact)
+        Write::new(self.target.keys().iter().enumerate().map(update).collect(), self.target.transact())
     }
 
     /// Reads the answer to the attempt with this number. Returns `None` if another attempt can succeed at once: the number was
@@ -57,14 +58,14 @@ impl Acquisition {
     fn take<'a>(&'a self, table: &'a Table, claim: &Claim<'a>, number: u64, index: usize, key: &'a str) -> Update<'a> {
         let rank = claim.rank_for(index);
         let over = is_over(table, &self.owner, claim.now, rank);
-        if let Some(record) = &self.kind.record {
+        if let Some(record) = self.target.record() {
             let over = record.is_record_over(over, claim.now);
             return record.begin(self.place(table, key).take(number, claim, rank, over));
         }
         let update = self.place(table, key).take(number, claim, rank, over);
         // Ends the reservation of this waiter. A plain attempt leaves the reservation in the row alone: it may be another
         // waiter's.
-        if self.kind.transact.is_some() && (rank.is_conditional() || rank.has_reserved) {
+        if self.target.transact().is_some() && (rank.is_conditional() || rank.has_reserved) {
             return update.remove(RESERVED_UNTIL).remove(RESERVED_BY);
         }
         update
@@ -74,13 +75,13 @@ impl Acquisition {
     fn granted(&mut self, table: &Table, claim: &Claim<'_>, number: u64, mut before: Item) -> Result<Grant, Error> {
         self.numbers.own = number;
         let plan = std::mem::take(&mut self.plan);
-        let fences = if self.kind.permits.is_some() {
+        let fences = if self.target.is_permit() {
             let counted = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(self.key(), why))?;
             vec![counted.unwrap_or_else(|| micros(claim.now.wall)).saturating_add(1)]
         } else {
-            vec![number; self.kind.all_keys().len()]
+            vec![number; self.target.keys().len()]
         };
-        let left = before.remove(DATA).map(Data).filter(|_| !self.kind.is_record());
+        let left = before.remove(DATA).map(Data).filter(|_| !self.target.record().is_some());
         let last = Holder::read(before, claim.now).ok();
         let hold_time = last.as_ref().and_then(|row| row.queue.hold_time);
         let mut taken_from: Vec<_> = plan.ended.into_iter().filter(|permit| !permit.is_released()).collect();
@@ -114,9 +115,9 @@ impl Acquisition {
         if let Some(key) = refused.without_row().filter(|_| claim.takes_over) {
             return Err(Error::new(Cause::Lost(None), table.place(), key));
         }
-        let denied = match self.kind.permits {
-            Some(permits) => self.denied_permit(table, claim, permits, refused),
-            None => self.denied_keys(table, claim, number, has_taken_over, refused),
+        let denied = match self.target {
+            Target::Permit { of, .. } => self.denied_permit(table, claim, of, refused),
+            _ => self.denied_keys(table, claim, number, has_taken_over, refused),
         };
         match denied {
             Err(error) if claim.takes_over && error.holder().is_some() => Err(error.into_lost()),
@@ -133,19 +134,19 @@ impl Acquisition {
         mut refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
         let prevented = refused.prevented.take();
-        self.plan.over = vec![None; self.kind.all_keys().len()];
+        self.plan.over = vec![None; self.target.keys().len()];
         let (mut own, mut held, mut asks_again) = (Vec::new(), Vec::new(), false);
         for (key, row) in refused.into_each(claim.now) {
             let row = row.map_err(|why| self.unreadable(why, table, &key))?;
             let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
             if row.kind != HolderKind::Key {
-                let not = if self.kind.is_record() { "a record of idempotency" } else { "a lock" };
+                let not = if self.target.record().is_some() { "a record of idempotency" } else { "a lock" };
                 return Err(Error::new(Cause::WrongKind { is: row.kind_name(), not }, table.place(), &key));
             }
             self.numbers.see(row.fence);
             self.numbers.see(row.withdrawn);
-            if let (Some(index), true) = (self.index_of(&key), self.kind.transact.is_some()) {
-                self.hold_times.resize(self.kind.all_keys().len(), None);
+            if let (Some(index), true) = (self.index_of(&key), self.target.transact().is_some()) {
+                self.hold_times.resize(self.target.keys().len(), None);
                 self.hold_times[index] = row.queue.hold_time;
             }
             let last = row.fence.max(row.withdrawn);
@@ -172,13 +173,13 @@ impl Acquisition {
         match (own.first().map(number_of), prevented) {
             // An earlier attempt was applied, to all rows.
             (Some(applied), _)
-                if own.len() == self.kind.all_keys().len() && own.iter().all(|row| number_of(row) == applied) =>
+                if own.len() == self.target.keys().len() && own.iter().all(|row| number_of(row) == applied) =>
             {
                 self.numbers.own = applied;
                 let fences = vec![applied; own.len()];
                 let row = own.swap_remove(0);
                 let held_since = row.taken_over_since();
-                let of_one = self.kind.transact.is_none();
+                let of_one = self.target.transact().is_none();
                 let (data, hold_time) = (row.data.filter(|_| of_one), row.queue.hold_time.filter(|_| of_one));
                 let grant = Grant::new(fences, data, claim.now, claim.lease);
                 Ok(Some(Claimed::Granted(Grant { held_since, hold_time, ..grant })))
@@ -187,7 +188,7 @@ impl Acquisition {
             (_, Some(error)) if held.is_empty() => Err(error),
             (Some(_), _) => Ok(Some(Claimed::InPart)),
             (None, _) => {
-                if let (Some(record), [(key, holder)]) = (&self.kind.record, &held[..]) {
+                if let (Some(record), [(key, holder)]) = (self.target.record(), &held[..]) {
                     let completed = record.refusal(holder.clone());
                     let completed = completed.map_err(|cause| Error::new(*cause, table.place(), key))?;
                     return Ok(Some(Claimed::Completed(Box::new(completed))));
@@ -244,11 +245,11 @@ impl Acquisition {
 
     /// Returns the position of a key.
     pub(super) fn index_of(&self, key: &str) -> Option<usize> {
-        self.kind.all_keys().iter().position(|other| other == key)
+        self.target.keys().iter().position(|other| other == key)
     }
 
     fn unreadable(&self, why: Unreadable, table: &Table, key: &str) -> Error {
-        if self.kind.is_record() {
+        if self.target.record().is_some() {
             return super::record_claim::RecordClaim::unreadable(why, table, key);
         }
         why.into_error(table.place(), key)

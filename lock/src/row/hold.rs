@@ -2,8 +2,8 @@
 
 use aws_sdk_dynamodb::types::ConditionCheck;
 
+use super::acquisition::Acquisition;
 use super::expression::{Attribute as _, Condition, any};
-use super::kind::Acquisition;
 use super::names::MAX_SEQUENCE;
 use super::place::{Hold, Release, ask, number_of_release};
 use super::table::Table;
@@ -55,7 +55,7 @@ pub(super) struct Releasing<'a> {
 
 impl<'a> Releasing<'a> {
     pub(super) fn all(acquisition: &Acquisition, release: Release<'a>) -> Self {
-        Self::some(acquisition, acquisition.kind.all_keys().to_vec(), acquisition.numbers.own, release)
+        Self::some(acquisition, acquisition.target.keys().to_vec(), acquisition.numbers.own, release)
     }
 
     fn some(acquisition: &Acquisition, keys: Vec<String>, own: u64, release: Release<'a>) -> Self {
@@ -78,7 +78,7 @@ impl<'a> Releasing<'a> {
             acquisition.place(table, key).release(self.own, &Release { hold, ..self.release })
         };
         let updates: Vec<_> = self.keys.iter().map(update).collect();
-        (!updates.is_empty()).then(|| Write::new(updates, acquisition.kind.transact))
+        (!updates.is_empty()).then(|| Write::new(updates, acquisition.target.transact()))
     }
 
     /// Takes note of the answer. Of several keys, those that the owner holds are released alone.
@@ -156,8 +156,8 @@ impl Withdrawing {
         // One row refuses all that a late attempt asks for, and shows one key only.
         if this.acquisition.replaced().is_some() {
             this.phase = Phase::PuttingBack;
-        } else if this.acquisition.kind.transact.is_some() && !keeps {
-            this.free(this.acquisition.kind.all_keys().to_vec(), last, false, now);
+        } else if this.acquisition.target.transact().is_some() && !keeps {
+            this.free(this.acquisition.target.keys().to_vec(), last, false, now);
         }
         this
     }
@@ -218,7 +218,7 @@ impl Withdrawing {
         }
         let own = row.as_ref().and_then(|row| self.acquisition.own_number(row, self.last));
         match own.filter(|_| !self.keeps) {
-            Some(own) => self.free(self.acquisition.kind.all_keys().to_vec(), own, true, now),
+            Some(own) => self.free(self.acquisition.target.keys().to_vec(), own, true, now),
             None => self.phase = Phase::Done,
         }
         Ok(())
@@ -249,7 +249,7 @@ impl Withdrawing {
 impl Acquisition {
     /// Returns `true` if the row is one of this kind.
     fn is_of_kind(&self, row: &Holder) -> bool {
-        row.kind == if self.kind.permits.is_some() { HolderKind::Semaphore } else { HolderKind::Key }
+        row.kind == if self.target.is_permit() { HolderKind::Semaphore } else { HolderKind::Key }
     }
 
     /// Returns this owner's place in the row: that of the key, or its permit.
@@ -325,9 +325,9 @@ impl Table {
         lease: Lease,
         data: Option<&Data>,
     ) -> Result<Renewed, Error> {
-        let (keys, own) = (acquisition.kind.all_keys(), acquisition.numbers.own);
+        let (keys, own) = (acquisition.target.keys(), acquisition.numbers.own);
         let update = |key| acquisition.place(self, key).renew(own, sequence, now, lease, data);
-        let write = Write::new(keys.iter().map(|key| update(key)).collect(), acquisition.kind.transact);
+        let write = Write::new(keys.iter().map(|key| update(key)).collect(), acquisition.target.transact());
         let attempts = SdkAttempts::leaving_prevented();
         let answer = self.write(write, Some(&attempts)).await;
         // The lease that it wrote means something else to other hosts, so the lock is lost, and a release frees the key.
@@ -435,7 +435,7 @@ impl Table {
                 always()
             }
         };
-        acquisition.kind.all_keys().iter().map(|key| self.check(key, &condition(key))).collect()
+        acquisition.target.keys().iter().map(|key| self.check(key, &condition(key))).collect()
     }
 }
 
@@ -443,7 +443,7 @@ impl Acquisition {
     /// Returns the hold of one of the keys. A transaction returns no rows, so the hold times before are those that refusals
     /// have shown.
     fn hold_of(&self, key: &str, hold: Hold) -> Hold {
-        if self.kind.transact.is_none() {
+        if self.target.transact().is_none() {
             return hold;
         }
         let before = self.index_of(key).and_then(|index| self.hold_times.get(index).copied().flatten());
@@ -453,7 +453,7 @@ impl Acquisition {
     /// The release of what an acquire that has ended has taken.
     fn end_of(&self, now: Moment) -> Release<'static> {
         // A permit's attempts were given up before.
-        let number = if self.kind.permits.is_some() { 0 } else { self.release_number(now) };
+        let number = if self.target.is_permit() { 0 } else { self.release_number(now) };
         let hold_until = self.held_for_others_until();
         Release { number, sequence: MAX_SEQUENCE, now, hold_until, hold: None, data: None, coalesces: false }
     }

@@ -11,7 +11,7 @@
 //! | `expression`, `table`, `write`, `repeat` | how a request is rendered and sent |
 //! | `owner` | the nonce and the identity in an owner |
 //! | `script` | the requests and answers without a network, for the model |
-//! | `kind`, `claim`; `record_claim` and `record` for idempotency | what is claimed |
+//! | `target`, `acquisition`, `claim`; `record_claim` and `record` for idempotency | what is asked for, and what one owner has of it |
 //! | `acquire`, `hold` | the requests of an owner, and what their answers say |
 //! | `rate` | the requests of a call, and what their answers say |
 //! | `join`, `reserve`, `free`, `expired`, `probe` | the requests of waiters, operators and checks |
@@ -32,6 +32,7 @@
 //! ```
 
 mod acquire;
+mod acquisition;
 mod attribute;
 mod claim;
 mod expired;
@@ -39,7 +40,6 @@ mod expression;
 mod free;
 mod hold;
 mod join;
-mod kind;
 mod names;
 mod owner;
 mod place;
@@ -54,12 +54,13 @@ mod reserve;
 mod script;
 mod semaphore;
 mod table;
+mod target;
 mod write;
 
+pub(crate) use acquisition::Acquisition;
 pub(crate) use claim::{Claim, Claimed, Grant, LeavesTo, Rank};
 pub(crate) use hold::{Released, Renewed};
 pub(crate) use join::Joined;
-pub(crate) use kind::{Acquisition, Kind};
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
 pub(crate) use owner::owner_of;
 pub(crate) use place::{Hold, Release};
@@ -73,4 +74,5 @@ pub use script::{Clocks, Item, Reply, Request};
 #[cfg(feature = "model")]
 pub(crate) use script::{SCRIPT, Script, answer, requests};
 pub(crate) use table::{Table, in_time, is_same_table};
+pub(crate) use target::Target;
 pub(crate) use write::{Answer, Write};

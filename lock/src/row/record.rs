@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{self, AttributeValue};
 
+use super::acquisition::Acquisition;
 use super::expression::{Update, value};
-use super::kind::Acquisition;
 use super::names::{DATA, ERROR};
 use super::table::Table;
 use super::write::{Answer, Transactional};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use super::acquisition::Acquisition;
 use super::expression::{Attribute as _, Update, count, text};
-use super::kind::Acquisition;
 use super::names::{IN_PROGRESS, RESERVED_BY, RESERVED_UNTIL, STATUS};
 use super::place::is_not_reserved;
 use super::table::Table;
@@ -34,7 +34,7 @@ impl Table {
                 .set(RESERVED_UNTIL, count("until", until))
                 .set(RESERVED_BY, text("owner", owner))
         };
-        let write = Write::new(keys.map(update).collect(), acquisition.kind.transact);
+        let write = Write::new(keys.map(update).collect(), acquisition.target.transact());
         let answer = timeout(limit, Box::pin(self.write_once(&write))).await;
         Ok(matches!(answer.unwrap_or_else(|_| Ok(Answer::Refused(Refused::default())))?, Answer::Applied(_)))
     }
