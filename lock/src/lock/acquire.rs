@@ -246,7 +246,8 @@ impl Acquire {
     /// fires twice, seconds apart, then runs a short job once. Off by default; up to a day.
     ///
     /// It does not extend the lease of a holder that crashed. The key is free at once if the lock is dropped without a
-    /// release, or if its [`run`](Self::run) panics or is cancelled.
+    /// release, or if its [`run`](Self::run) panics or is cancelled. A permit of a [semaphore](Locks::semaphore) has none, and neither
+    /// have [several keys](Locks::acquire_all): the error is of kind [`Invalid`](crate::ErrorKind::Invalid).
     #[doc(alias = "cron")]
     pub fn min_hold(mut self, hold: Duration) -> Self {
         self.min_hold = hold;
@@ -510,14 +511,11 @@ impl Acquire {
             return Err(Error::invalid("a takeover needs the identity of the holder: set `identity`"));
         }
         check_duration("minimum hold", self.min_hold, Duration::ZERO, DAY)?;
-        for (is_set, name) in [
-            (!self.min_hold.is_zero(), "minimum hold"),
-            (self.data.is_some(), "data"),
-            (!self.attributes.is_empty(), "attributes"),
-        ] {
-            if is_set {
-                self.target.check_one_key(name)?;
-            }
+        if !self.min_hold.is_zero() {
+            self.target.check_min_hold()?;
+        }
+        if !self.attributes.is_empty() {
+            self.target.check_one_key("attributes")?;
         }
         self.wait.map_or(Ok(()), |wait| wait.check())?;
         if let Some(data) = &self.data {

@@ -3,8 +3,10 @@
 use super::acquisition::Acquisition;
 use super::claim::{Claim, Claimed, Grant, Plan};
 use super::expression::{Update, count};
+use super::key::is_over;
 use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
-use super::place::{Earlier, gives_permit, is_over};
+use super::permit::{Permit, gives_permit};
+use super::place::Earlier;
 use super::read::{Unreadable, number_at};
 use super::table::{Item, Table};
 use super::target::Target;
@@ -23,15 +25,16 @@ impl Acquisition {
     /// Builds the attempt with this number.
     pub(crate) fn attempt<'a>(&'a self, table: &'a Table, claim: &Claim<'a>, number: u64) -> Write<'a> {
         let update = |(index, key): (usize, &'a String)| {
-            let place = self.place(table, key);
             let update = match (self.plan.over(index), &self.target) {
-                (Some(seen), _) => place.take_over(number, claim, Earlier::Seen(seen)),
+                (Some(seen), _) => self.place(table, key).take_over(number, claim, Earlier::Seen(seen)),
                 (None, _) if claim.takes_over => match claim.earlier_fence {
-                    Some(fence) => place.take_over(number, claim, Earlier::WithFence(fence)),
+                    Some(fence) => self.place(table, key).take_over(number, claim, Earlier::WithFence(fence)),
                     // The refusal shows what to take over. A transaction has no update that sets nothing.
                     None => return table.refused_update(key).set(SEQUENCE, count("zero", 0_u8)),
                 },
-                (None, Target::Permit { of, .. }) => place.take_permit(number, *of, claim, &self.plan),
+                (None, Target::Permit { of, .. }) => {
+                    Permit { table, key, owner: &self.owner }.take(number, *of, claim, &self.plan)
+                }
                 (None, _) => self.take(table, claim, number, index, key),
             };
             claim.with_extras(update)
@@ -60,9 +63,9 @@ impl Acquisition {
         let over = is_over(table, &self.owner, claim.now, rank);
         if let Some(record) = self.target.record() {
             let over = record.is_record_over(over, claim.now);
-            return record.begin(self.place(table, key).take(number, claim, rank, over));
+            return record.begin(self.key_place(table, key).take(number, claim, rank, over));
         }
-        let update = self.place(table, key).take(number, claim, rank, over);
+        let update = self.key_place(table, key).take(number, claim, rank, over);
         // Ends the reservation of this waiter. A plain attempt leaves the reservation in the row alone: it may be another
         // waiter's.
         if self.target.transact().is_some() && (rank.is_conditional() || rank.has_reserved) {
@@ -84,7 +87,7 @@ impl Acquisition {
         let left = before.remove(DATA).map(Data).filter(|_| !self.target.record().is_some());
         let last = Holder::read(before, claim.now).ok();
         let hold_time = last.as_ref().and_then(|row| row.queue.hold_time);
-        let mut taken_from: Vec<_> = plan.ended.into_iter().filter(|permit| !permit.is_released()).collect();
+        let mut taken_from = plan.ended;
         match last {
             // A permit that has ended was replaced, and has the same identity, too.
             Some(row) if row.is_semaphore() => {
@@ -225,8 +228,7 @@ impl Acquisition {
             let grant = Grant::new(fences, row.data, claim.now, claim.lease);
             return Ok(Some(Claimed::Granted(Grant { held_since, hold_time, ..grant })));
         }
-        let earlier = row.permit_of_identity(&self.owner).filter(|permit| permit.is_current());
-        if let Some(earlier) = earlier.filter(|permit| !permit.is_released()) {
+        if let Some(earlier) = row.permit_of_identity(&self.owner).filter(|permit| permit.is_current()) {
             self.numbers.see(earlier.number);
             self.plan.over = vec![Some(earlier.clone())];
             return Ok(None);
@@ -234,8 +236,8 @@ impl Acquisition {
         let ended = || row.permits.iter().filter(|permit| !permit.is_current());
         let is_full = row.permits.len() - ended().count() >= permits as usize;
         let ended: Vec<_> = ended().take(MAX_PERMITS as usize).cloned().collect();
-        // The identity has released its permit, which counts until its minimum hold ends; or those ahead replace what ended.
-        if earlier.is_some() || claim.takes_over || is_full || !gives_permit(table, permits, claim, &row, &ended) {
+        // The waiters ahead replace what ended.
+        if claim.takes_over || is_full || !gives_permit(table, permits, claim, &row, &ended) {
             return Err(Error::new(Cause::Held(row), table.place(), &key));
         }
         self.plan.passed = claim.rank().place.filter(|place| *place < row.queue.head);

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use super::attribute::number_at;
 use super::claim::Plan;
+use super::key::Key;
 use super::names::{LATEST, LEASE_END, MAX_FENCE, STATUS};
+use super::permit::Permit;
 use super::place::Place;
 use super::table::{Item, Table};
 use super::target::Target;
@@ -137,9 +139,18 @@ impl Acquisition {
         (self.numbers.sent.max(micros(now.wall)) + 1).min(MAX_FENCE)
     }
 
+    /// Returns the row of this key as the place of this owner.
+    pub(super) fn key_place<'a>(&'a self, table: &'a Table, key: &'a str) -> Key<'a> {
+        Key { table, key, owner: &self.owner }
+    }
+
     /// Returns the place of this owner with this key.
     pub(super) fn place<'a>(&'a self, table: &'a Table, key: &'a str) -> Place<'a> {
-        Place { table, key, owner: &self.owner, is_permit: self.target.is_permit() }
+        if self.target.is_permit() {
+            Place::Permit(Permit { table, key, owner: &self.owner })
+        } else {
+            Place::Key(self.key_place(table, key))
+        }
     }
 
     /// Returns `true` if an attempt of the release was not answered, and the row may have lost its trace.

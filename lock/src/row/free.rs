@@ -7,9 +7,11 @@ use aws_sdk_dynamodb::types::ReturnValue;
 
 use super::expression::{count, text};
 use super::hold::TRIES;
+use super::key::{ended_by_others, free};
 use super::names::{COMPLETED, DATA, EXPIRATION, HOLDER, STATUS};
 use super::owner::start_of;
-use super::place::{Hold, ended_by_others, free, free_permits_for_others, number_for_others, with_hold};
+use super::permit::free_for_others;
+use super::place::{Hold, number_for_others, with_hold};
 use super::table::Table;
 use super::write::Answer;
 use crate::clock::Moment;
@@ -106,7 +108,7 @@ impl Table {
             let some = &permits[..permits.len().min(FREED_AT_ONCE)];
             let largest = some.iter().filter_map(|(_, permit)| permit.number).max().unwrap_or_default();
             let last = number_for_others(self, largest, withdrawn.unwrap_or_default(), now);
-            let update = with_hold(free_permits_for_others(self, key, some, last, now), hold, now.wall);
+            let update = with_hold(free_for_others(self, key, some, last, now), hold, now.wall);
             let Answer::Refused(refused) = self.write(update, None).await? else {
                 let freed = some.len();
                 permits.drain(..freed);
@@ -119,8 +121,7 @@ impl Table {
             withdrawn = row.withdrawn;
             let is_there =
                 |owner: &str, seen: &Holder| row.permit(owner).is_some_and(|permit| permit.number == seen.number);
-            let has_later =
-                |owner: &str| row.permits.iter().any(|held| held.has_identity_of(owner) && !held.is_released());
+            let has_later = |owner: &str| row.permits.iter().any(|held| held.has_identity_of(owner));
             permits.retain(|(owner, seen)| {
                 let is_there = is_there(owner, seen);
                 later += usize::from(!is_there && has_later(owner));

@@ -4,8 +4,9 @@ use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::acquisition::Acquisition;
 use super::expression::{Attribute as _, Condition, any};
+use super::key::ask;
 use super::names::MAX_SEQUENCE;
-use super::place::{Hold, Release, ask, number_of_release};
+use super::place::{Hold, Release};
 use super::table::Table;
 use super::write::{Answer, Write};
 use crate::client::SdkAttempts;
@@ -171,7 +172,10 @@ impl Withdrawing {
     fn request<'b>(&'b self, table: &'b Table, now: Moment) -> Option<Write<'b>> {
         let place = self.acquisition.place(table, self.acquisition.key());
         match &self.phase {
-            Phase::PuttingBack => Some(place.put_back(self.last, self.acquisition.replaced()?).into()),
+            Phase::PuttingBack => {
+                let key = self.acquisition.key_place(table, self.acquisition.key());
+                Some(key.put_back(self.last, self.acquisition.replaced()?).into())
+            }
             Phase::GivingUp if self.tries < TRIES => Some(place.withdraw(self.last, self.seen.as_ref(), now).into()),
             Phase::Freeing { releasing, .. } => releasing.request(table),
             Phase::GivingUp | Phase::Done => None,
@@ -272,11 +276,7 @@ impl Acquisition {
 
     /// Returns `true` if the row shows that the release with this number was applied.
     pub(super) fn is_released_in(&self, row: &Holder, number: u64) -> bool {
-        if !row.is_semaphore() {
-            return row.released == Some(number);
-        }
-        let last = number_of_release(self.numbers.own);
-        row.permit(&self.owner).is_some_and(|permit| permit.is_released() && permit.number == Some(last))
+        !row.is_semaphore() && row.released == Some(number)
     }
 
     /// Reads the rows of the keys that a release did not find held.
@@ -472,10 +472,7 @@ impl Acquisition {
 
     /// Returns `true` if this owner's permit is there for this release, in a row that has given up what the release gives up.
     fn is_given_up(&self, row: &Holder, own: u64, release: &Release<'_>) -> bool {
-        let Some(permit) = row.permit(&self.owner).filter(|_| row.withdrawn >= Some(release.number)) else {
-            return false;
-        };
-        let is_repeated = permit.number == Some(number_of_release(own)) && permit.sequence < Some(release.sequence);
-        if permit.is_released() { is_repeated } else { permit.number == Some(own) }
+        let permit = row.permit(&self.owner).filter(|_| row.withdrawn >= Some(release.number));
+        permit.is_some_and(|permit| permit.number == Some(own))
     }
 }

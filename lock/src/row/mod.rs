@@ -7,7 +7,7 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `names`, `attribute`, `semaphore`, `read` | how a row is read |
-//! | `place` | the protocol: each condition and each update |
+//! | `place`, `key`, `permit` | the protocol: each condition and each update |
 //! | `expression`, `table`, `write`, `repeat` | how a request is rendered and sent |
 //! | `owner` | the nonce and the identity in an owner |
 //! | `script` | the requests and answers without a network, for the model |
@@ -40,8 +40,10 @@ mod expression;
 mod free;
 mod hold;
 mod join;
+mod key;
 mod names;
 mod owner;
+mod permit;
 mod place;
 mod probe;
 mod rate;

@@ -69,8 +69,6 @@ pub(super) mod permit {
     pub(crate) const LEASE_END: &str = "end";
     /// Missing after the acquire.
     pub(crate) const SEQUENCE: &str = "sequence";
-    /// The permit was released, and counts until the end of its minimum hold: the number of the release.
-    pub(crate) const RELEASED: &str = super::RELEASED;
     /// The same as [`HELD_SINCE`](super::HELD_SINCE).
     pub(crate) const HELD_SINCE: &str = super::HELD_SINCE;
     /// The nonce of an owner that has an identity.

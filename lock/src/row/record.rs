@@ -77,7 +77,7 @@ fn completion<'a>(
     until: u64,
     outcome: Outcome,
 ) -> Update<'a> {
-    let update = acquisition.place(table, acquisition.key()).complete(acquisition.numbers.own, last, until);
+    let update = acquisition.key_place(table, acquisition.key()).complete(acquisition.numbers.own, last, until);
     match outcome {
         Outcome::Result(result) => update.set(DATA, value("outcome", result)),
         Outcome::Error(Data(error)) => update.set(ERROR, value("outcome", error)),

@@ -7,8 +7,8 @@ use tokio::time::timeout;
 
 use super::acquisition::Acquisition;
 use super::expression::{Attribute as _, Update, count, text};
+use super::key::is_not_reserved;
 use super::names::{IN_PROGRESS, RESERVED_BY, RESERVED_UNTIL, STATUS};
-use super::place::is_not_reserved;
 use super::table::Table;
 use super::write::{Answer, Refused, Write};
 use crate::clock::Moment;

@@ -53,7 +53,6 @@ fn read(start: &str, fence: Option<u64>, mut map: Item, now: u64) -> Result<Hold
         held_since: number_at(&map, permit::HELD_SINCE, LATEST).unwrap_or_default().or(acquired_at),
         until,
         sequence: Some(number_at(&map, permit::SEQUENCE, MAX_SEQUENCE)?.unwrap_or_default()),
-        released: number_at(&map, permit::RELEASED, MAX_FENCE).unwrap_or_default(),
         name: string_at(&mut map, permit::HOLDER)?,
         map: Some(written),
         ..Holder::unknown(HolderKind::Permit, now)

@@ -83,6 +83,14 @@ impl Target {
         }
     }
 
+    pub(crate) fn check_min_hold(&self) -> Result<(), Error> {
+        if self.is_permit() {
+            let instead = "leave it out, or let a rate say how many calls pass in a period";
+            return Err(Error::invalid(format!("a permit has no minimum hold: {instead}")));
+        }
+        self.check_one_key("minimum hold")
+    }
+
     pub(crate) fn check_data(&self, data: &Data) -> Result<(), Error> {
         self.check_one_key("data")?;
         check_data(data, if self.is_permit() { MAX_PERMIT_DATA_BYTES } else { MAX_DATA_BYTES })
