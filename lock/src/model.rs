@@ -2,17 +2,16 @@
 //! and changes without notice.
 
 use std::fmt;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::clock::{Lease, Moment};
+use crate::clock::Lease;
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
 use crate::lock::asking::{Answered, Asking, Ended, Event, Step as Next};
 use crate::lock::{Acquire, Continuation, Locks};
 use crate::row::{
-    Acquisition, Outcome, RecordClaim, Release, Released, Renewed, SCRIPT, Script, Table, Target, answer, requests,
+    Acquisition, Coalescing, Completing, Freeing, Operation as _, Outcome, RecordClaim, Release, Released, Releasing,
+    Renewed, Renewing, Target, Withdrawing, answer, requests,
 };
 pub use crate::row::{Clocks, Item, Reply, Request};
 
@@ -93,7 +92,8 @@ impl Acquiring {
     fn on(&mut self, event: Event, now: Clocks) -> Step {
         let moment = now.moment();
         let mut next = self.asking.on(event, moment);
-        let withdrawal = |acquisition| Operation::new(What::Withdraw(acquisition, self.acquire.takes_over), now);
+        let withdrawal =
+            |acquisition| Operation(What::Withdraw(Withdrawing::start(acquisition, self.acquire.takes_over, moment)));
         loop {
             next = match next {
                 Next::Send { .. } => return Step::Send(requests(&self.asking.request())),
@@ -158,53 +158,46 @@ impl Held {
     /// Begins a release.
     #[must_use]
     pub fn release(mut self, now: Clocks) -> Operation {
-        self.continuation.next_sequence();
-        self.continuation.release_number(&self.acquisition, now.moment());
-        Operation::new(What::Release(self), now)
+        let (now, hold_until) = (now.moment(), self.continuation.hold_until);
+        let sequence = self.continuation.next_sequence();
+        let number = self.continuation.release_number(&self.acquisition, now);
+        let release = Release { number, sequence, now, hold_until, hold: None, data: None, coalesces: true };
+        Operation(What::Release(Releasing::all(&self.acquisition, release), self))
     }
 
     /// Begins a renewal.
     #[must_use]
-    pub fn renew(mut self, lease: Duration, now: Clocks) -> Operation {
-        self.continuation.next_sequence();
-        Operation::new(What::Renew(self, lease), now)
+    pub fn renew(mut self, lease: Duration, locks: &Locks, now: Clocks) -> Operation {
+        let (now, sequence, target) = (now.moment(), self.continuation.next_sequence(), self.acquisition.target());
+        let lease = locks.0.table.lease(target, now, now.deadline_after(lease), Some(self.lease));
+        let acquisition = self.acquisition.clone();
+        let renewing = Renewing { acquisition, sequence, now, lease, data: None };
+        Operation(What::Renew(renewing, self))
     }
 
     /// Begins a completion.
     #[must_use]
     pub fn complete(mut self, window: Duration, now: Clocks) -> Operation {
-        self.continuation.release_number(&self.acquisition, now.moment());
-        Operation::new(What::Complete(self, window), now)
+        let now = now.moment();
+        let last = self.continuation.release_number(&self.acquisition, now);
+        let end = now.wall.saturating_add(window);
+        Operation(What::Complete(Completing::new(&self.acquisition, last, now, end, Outcome::WithoutResult)))
     }
 }
 
 /// What is done with one place or several beside acquiring them.
 #[derive(Clone, Debug)]
-pub struct Operation {
-    what: What,
-    started: Clocks,
-    /// The answers so far, and when they came.
-    answers: Vec<(Reply, Clocks)>,
-}
+pub struct Operation(What);
 
 #[derive(Clone, Debug)]
 enum What {
-    Withdraw(Acquisition, bool),
-    Release(Held),
-    Renew(Held, Duration),
-    Complete(Held, Duration),
-    Free(String, Box<Holder>),
-    Ask(String, Box<Holder>),
-}
-
-/// What an operation does next.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
-pub enum Progress {
-    /// Sends these requests together.
-    Sends(Vec<Request>),
-    /// It is done, if nothing went wrong.
-    Ended(Result<Done, Error>),
+    Withdraw(Withdrawing),
+    Release(Releasing<'static>, Held),
+    Renew(Renewing<'static>, Held),
+    Complete(Completing),
+    Free(Freeing),
+    /// To the holder with this number.
+    Ask(Coalescing, u64),
 }
 
 /// What an operation has done.
@@ -223,16 +216,26 @@ pub enum Done {
     Held(Held),
 }
 
-impl Operation {
-    fn new(what: What, started: Clocks) -> Self {
-        Self { what, started, answers: Vec::new() }
-    }
+/// Calls the same method of each operation.
+macro_rules! each {
+    ($what:expr, $operation:ident => $call:expr) => {
+        match $what {
+            What::Withdraw($operation) => $call,
+            What::Release($operation, _) => $call,
+            What::Renew($operation, _) => $call,
+            What::Complete($operation) => $call,
+            What::Free($operation) => $call,
+            What::Ask($operation, _) => $call,
+        }
+    };
+}
 
+impl Operation {
     /// Frees what an operator sees in this row, if anybody has it.
     #[must_use]
     pub fn free(key: &str, row: Item, now: Clocks) -> Option<Self> {
         let seen = Holder::read(row, now.moment()).ok().filter(|seen| !seen.has_released())?;
-        Some(Self::new(What::Free(key.to_owned(), Box::new(seen)), now))
+        Some(Self(What::Free(Freeing::by_force(key, "operator", &seen, now.moment()))))
     }
 
     /// Leaves the work of this acquire, which was refused, to the holder in this row.
@@ -240,15 +243,15 @@ impl Operation {
     pub fn ask(key: &str, row: Item, refused: &Acquiring, now: Clocks) -> Option<Self> {
         let mut seen = Holder::read(row, now.moment()).ok().filter(Holder::is_current)?;
         seen.refused = Some(refused.asking.acquisition().numbers.sent);
-        Some(Self::new(What::Ask(key.to_owned(), Box::new(seen)), now))
+        Some(Self(What::Ask(Coalescing::new(key, &seen, now.moment())?, seen.number?)))
     }
 
     /// Returns the name of what is done, for requests that differ.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        match self.what {
+        match self.0 {
             What::Withdraw(..) => "withdraw",
-            What::Release(_) => "release",
+            What::Release(..) => "release",
             What::Renew(..) => "renew",
             What::Complete(..) => "complete",
             What::Free(..) => "free",
@@ -259,8 +262,8 @@ impl Operation {
     /// Returns the lock that stays held meanwhile.
     #[must_use]
     pub fn held(&self) -> Option<&Held> {
-        match &self.what {
-            What::Renew(held, _) => Some(held),
+        match &self.0 {
+            What::Renew(_, held) => Some(held),
             _ => None,
         }
     }
@@ -268,76 +271,43 @@ impl Operation {
     /// Returns the lock that it releases.
     #[must_use]
     pub fn released(&self) -> Option<&Held> {
-        match &self.what {
-            What::Release(held) => Some(held),
+        match &self.0 {
+            What::Release(_, held) => Some(held),
             _ => None,
         }
     }
 
-    /// Takes note of the answer to the requests that it sends now.
-    pub fn answered(&mut self, reply: Reply, now: Clocks) {
-        self.answers.push((reply, now));
-    }
-
-    /// Runs from the beginning, with the answers so far.
+    /// Returns the requests that it sends together now.
     #[must_use]
-    pub fn progress(&self, locks: &Locks) -> Progress {
-        let script = Script { answers: self.answers.clone().into(), now: self.started, sends: Vec::new() };
-        SCRIPT.set(Some(script));
-        let ended = pin!(self.run(locks)).poll(&mut Context::from_waker(Waker::noop()));
-        let sends = SCRIPT.take().map(|script| script.sends);
-        match ended {
-            Poll::Ready(ended) => Progress::Ended(ended),
-            Poll::Pending => Progress::Sends(sends.unwrap_or_default()),
-        }
+    pub fn requests(&self, locks: &Locks, now: Clocks) -> Vec<Request> {
+        each!(&self.0, operation => requests(&operation.request(&locks.0.table, now.moment())))
     }
 
-    async fn run(&self, locks: &Locks) -> Result<Done, Error> {
-        let (table, started) = (&locks.0.table, self.started.moment());
-        let now = || SCRIPT.with_borrow(|script| script.as_ref().map_or(started, |script| script.now.moment()));
-        match &self.what {
-            What::Withdraw(acquisition, keeps) => table.withdraw(acquisition, now, *keeps).await?,
-            What::Release(held) => return held.send_release(table, started).await,
-            What::Renew(held, lease) => {
-                let (acquisition, sequence) = (&held.acquisition, held.continuation.sequence);
-                let lease =
-                    table.lease(acquisition.target(), started, started.deadline_after(*lease), Some(held.lease));
-                return match table.renew(acquisition, sequence, started, lease, None).await? {
-                    Renewed::Extended => Ok(Done::Held(Held { lease, ..held.clone() })),
-                    Renewed::Lost { error, .. } => Err(error),
-                };
+    /// Takes note of the answer to the requests that it sends. Returns `None` if others follow.
+    ///
+    /// # Errors
+    ///
+    /// Fails as the operation does.
+    pub fn answered(&mut self, reply: Reply, locks: &Locks, now: Clocks) -> Result<Option<Done>, Error> {
+        let (table, now) = (&locks.0.table, now.moment());
+        let answer = each!(&self.0, operation => answer(&operation.request(table, now), reply));
+        Ok(match &mut self.0 {
+            What::Withdraw(operation) => operation.on(table, answer, now)?.map(|()| Done::Freed),
+            What::Release(operation, held) => match operation.on(table, answer, now)? {
+                Some(Released::Freed { is_asked: true }) => Some(Done::Asked),
+                Some(Released::NoTrace) => return Err(held.acquisition.error(Cause::Lost(None), table)),
+                released => released.map(|_| Done::Freed),
+            },
+            What::Renew(operation, held) => match operation.on(table, answer, now)? {
+                Some(Renewed::Extended) => Some(Done::Held(Held { lease: operation.lease, ..held.clone() })),
+                Some(Renewed::Lost { error, .. }) => return Err(error),
+                None => None,
+            },
+            What::Complete(operation) => operation.on(table, answer, now)?.map(|_| Done::Freed),
+            What::Free(operation) => operation.on(table, answer, now)?.map(|_| Done::Freed),
+            What::Ask(operation, number) => {
+                operation.on(table, answer, now)?.map(|is_left| if is_left { Done::Left(*number) } else { Done::Gone })
             }
-            What::Complete(held, window) => {
-                let last = held.continuation.release.unwrap_or_default();
-                let end = started.wall.saturating_add(*window);
-                table.complete(&held.acquisition, last, started, end, Outcome::WithoutResult).await?;
-            }
-            What::Free(key, seen) => drop(table.force_release(key, "operator", seen, started).await?),
-            What::Ask(key, seen) => {
-                let number = seen.number.unwrap_or_default();
-                return Ok(if table.ask(key, seen, started).await? { Done::Left(number) } else { Done::Gone });
-            }
-        }
-        Ok(Done::Freed)
-    }
-}
-
-impl Held {
-    async fn send_release(&self, table: &Table, now: Moment) -> Result<Done, Error> {
-        let Continuation { hold_until, sequence, release } = self.continuation;
-        let release = Release {
-            number: release.unwrap_or_default(),
-            sequence,
-            now,
-            hold_until,
-            hold: None,
-            data: None,
-            coalesces: true,
-        };
-        match table.release(&self.acquisition, &release).await? {
-            Released::Freed { is_asked: true } => Ok(Done::Asked),
-            Released::Freed { .. } | Released::Completed(_) => Ok(Done::Freed),
-            Released::NoTrace => Err(self.acquisition.error(Cause::Lost(None), table)),
-        }
+        })
     }
 }

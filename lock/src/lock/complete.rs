@@ -8,7 +8,7 @@ use tracing::Instrument;
 use super::held::{BackgroundRequest, Lock, Phase};
 use super::wait::Backoff;
 use crate::error::{Cause, Error};
-use crate::row::{Completed, Outcome};
+use crate::row::{Completed, Completing, Outcome};
 
 /// The waits before a completion is sent again.
 const RESEND: Backoff = Backoff::new().base(Duration::from_millis(50)).cap(Duration::from_secs(1));
@@ -28,9 +28,9 @@ impl Lock {
         let mut last_error = None;
         let sent = async {
             let mut delays = RESEND.delays();
+            let completing = || Completing::new(&self.hold.acquisition, last, now, end, outcome.clone());
             loop {
-                let delay = match locks.0.table.complete(&self.hold.acquisition, last, now, end, outcome.clone()).await
-                {
+                let delay = match locks.0.table.run(completing(), || now).await {
                     Err(error) if error.is_retryable() => {
                         tracing::debug!(key = self.shown_key(), ?error, "repeating a completion");
                         last_error = Some(error);

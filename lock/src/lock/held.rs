@@ -21,7 +21,9 @@ use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, identity_of};
 use crate::limits::time_to_ask;
 use crate::queue::HoldTime;
-use crate::row::{Acquisition, Grant, Hold, Release, Released, Renewed, Table};
+use crate::row::{
+    Acquisition, Coalescing, Grant, Hold, Release, Released, Releasing, Renewed, Renewing, Table,
+};
 
 /// A lock that was acquired.
 ///
@@ -157,7 +159,10 @@ impl Locks {
         if !self.0.enabled {
             return Ok(false);
         }
-        let is_left = self.0.table.ask(&key, seen, self.0.clock.now()).await?;
+        let is_left = match Coalescing::new(&key, seen, self.0.clock.now()) {
+            Some(coalescing) => self.0.table.run(coalescing, || self.0.clock.now()).await?,
+            None => false,
+        };
         tracing::debug!(key = self.0.table.place().printable_key(&key), is_left, "left to the holder");
         Ok(is_left)
     }
@@ -493,7 +498,9 @@ impl Lock {
         };
         self.hold.changed.notify_waiters();
         if self.is_enforced() {
-            let renewal = locks.0.table.renew(acquisition, sequence, now, renewed, data.as_ref());
+            let (acquisition, data) = (acquisition.clone(), data.as_ref());
+            let renewing = Renewing { acquisition, sequence, now, lease: renewed, data };
+            let renewal = locks.0.table.run(renewing, || now);
             if let Renewed::Lost { error, has_others } = renewal.instrument(self.hold.span().clone()).await? {
                 let phase = if has_others { Phase::LostInPart } else { Phase::Lost };
                 // A concurrent release may have caused it, and reports its own outcome.
@@ -767,7 +774,7 @@ impl Holding {
         let hold = Hold { since, before: self.hold_time, is_before_known: true };
         let number = self.release_number();
         let release = Release { number, sequence, now, hold_until, hold: Some(hold), data, coalesces };
-        let answer = match table.release(&self.acquisition, &release).await {
+        let answer = match table.run(Releasing::all(&self.acquisition, release), || now).await {
             // Nothing replaces what is held before the lease has ended, so the release was applied.
             Ok(Released::NoTrace) if !lease.deadline.has_passed(self.now()) => Ok(Released::NoTrace),
             Ok(Released::NoTrace) => Err(self.error(Cause::Lost(None))),

@@ -18,7 +18,7 @@ use crate::clock::Moment;
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
 use crate::limits::DAY;
-use crate::row::{Acquisition, Grant, Joined};
+use crate::row::{Acquisition, Grant, Joined, Withdrawing};
 
 impl Acquire {
     /// Makes one attempt, and tells the telemetry.
@@ -213,7 +213,9 @@ impl Withdrawal {
     /// Sends it now, for at most `limit`, because Lambda freezes background requests.
     async fn send(mut self, limit: Duration) {
         let Locks(settings) = &self.locks;
-        let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, || settings.clock.now(), self.keeps));
+        let clock = || settings.clock.now();
+        let withdrawing = Withdrawing::start(self.acquisition.clone(), self.keeps, clock());
+        let withdrawal = Box::pin(settings.table.run(withdrawing, clock));
         let is_sent = matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         self.is_sent = is_sent;
     }
@@ -225,7 +227,8 @@ impl Drop for Withdrawal {
             let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
             let key = acquisition.name(locks.0.table.place());
             in_background(&self.locks, key, Span::none(), async move {
-                locks.0.table.in_background().withdraw(&acquisition, || locks.0.clock.now(), keeps).await
+                let clock = || locks.0.clock.now();
+                locks.0.table.in_background().run(Withdrawing::start(acquisition, keeps, clock()), clock).await
             });
         }
     }

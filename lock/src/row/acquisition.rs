@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::ConditionCheck;
+
 use super::attribute::number_at;
 use super::claim::Plan;
+use super::expression::{Attribute as _, Condition, any};
 use super::key::Key;
 use super::names::{LATEST, LEASE_END, MAX_FENCE, STATUS};
 use super::permit::Permit;
@@ -162,5 +165,28 @@ impl Acquisition {
     pub(crate) fn error(&self, cause: Cause, table: &Table) -> Error {
         let mut keys = self.target.keys().iter().map(String::as_str);
         Error::new(cause, table.place(), keys.next().unwrap_or_default()).with_others(keys)
+    }
+}
+
+impl Table {
+    /// Builds the check "this owner still holds the key" for a transaction, for each key. Without a lock, it always holds.
+    pub(crate) fn condition_checks(
+        &self,
+        acquisition: &Acquisition,
+        is_enforced: bool,
+        now: Moment,
+    ) -> Result<Vec<ConditionCheck>, Error> {
+        let always = || {
+            let key = || self.key_path();
+            any([key().exists(), key().missing()])
+        };
+        let condition = |key| -> Condition<'_> {
+            if is_enforced {
+                acquisition.place(self, key).is_held(acquisition.numbers.own, now.millis())
+            } else {
+                always()
+            }
+        };
+        acquisition.target.keys().iter().map(|key| self.check(key, &condition(key))).collect()
     }
 }

@@ -1,19 +1,21 @@
 //! What others than its owner do with a place: an operator frees or completes it, an identity or a workflow that has ended
 //! frees it. Its holder finds it lost, and an acquire that is under way begins anew.
 
+use std::slice;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::ReturnValue;
 
 use super::expression::{count, text};
-use super::hold::TRIES;
 use super::key::{ended_by_others, free};
 use super::names::{COMPLETED, DATA, EXPIRATION, HOLDER, STATUS};
+use super::operation::{Operation, TRIES};
 use super::owner::start_of;
 use super::permit::free_for_others;
 use super::place::{Hold, number_for_others, with_hold};
 use super::table::Table;
-use super::write::Answer;
+use super::write::{Answer, Write};
+use crate::client::SdkAttempts;
 use crate::clock::Moment;
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, HolderKind};
@@ -23,26 +25,146 @@ use crate::limits::MAX_PERMITS;
 const FREED_AT_ONCE: usize = 40;
 
 /// For whom a key is freed.
-#[derive(Clone, Copy)]
-enum For<'a> {
+#[derive(Clone, Debug)]
+enum For {
     /// An operator, by this name. How long a crashed holder had the key says nothing about other holds.
-    Operator(&'a str),
+    Operator(String),
     /// The identity that has it, after this hold.
     Identity(Option<Hold>),
 }
 
-impl Table {
-    /// Frees what was `seen`, for the operator `by`. Returns `false` if the row has changed since it was seen. One request; for
-    /// permits one for each 40, and up to three more if some of them were released meanwhile.
-    pub(crate) async fn force_release(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
-        let permits = match seen.kind {
-            HolderKind::Key => return Ok(self.free_key(key, For::Operator(by), seen, now).await?.is_some()),
-            HolderKind::Semaphore => &seen.permits[..],
-            HolderKind::Permit => std::slice::from_ref(seen),
-            HolderKind::Rate => return self.free_calls(key, seen, now).await,
+/// The end of what was seen, for others than its owner, under way. One request; for permits one for each 40, and up to three more
+/// if some of them were released meanwhile.
+#[derive(Clone, Debug)]
+pub(crate) struct Freeing {
+    key: String,
+    whom: For,
+    now: Moment,
+    /// The key, or the permits, that are left to free.
+    left: Vec<Holder>,
+    withdrawn: Option<u64>,
+    refusals: u32,
+    freed: Freed,
+}
+
+/// What was freed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Freed {
+    /// The holder was asked to run once more.
+    pub(crate) is_asked: bool,
+    /// How many of the permits a later acquire of the same identity has now.
+    later: usize,
+}
+
+impl Freeing {
+    /// Frees what an operator has seen, which is no rate.
+    pub(crate) fn by_force(key: &str, by: &str, seen: &Holder, now: Moment) -> Self {
+        let left = if seen.is_semaphore() { seen.permits.clone() } else { vec![seen.clone()] };
+        Self::new(key, For::Operator(by.to_owned()), left, seen.withdrawn, now)
+    }
+
+    fn new(key: &str, whom: For, mut left: Vec<Holder>, withdrawn: Option<u64>, now: Moment) -> Self {
+        left.truncate(MAX_PERMITS as usize);
+        Self { key: key.to_owned(), whom, now, left, withdrawn, refusals: 0, freed: Freed::default() }
+    }
+
+    /// The next permits to free, or the key.
+    fn next(&self) -> &[Holder] {
+        &self.left[..self.left.len().min(FREED_AT_ONCE)]
+    }
+
+    fn number(&self, table: &Table) -> u64 {
+        let number = |seen: &Holder| if seen.kind == HolderKind::Key { seen.fence } else { seen.number };
+        let largest = self.next().iter().filter_map(number).max().unwrap_or_default();
+        number_for_others(table, largest, self.withdrawn.unwrap_or_default(), self.now)
+    }
+
+    /// The row of the key has changed since it was `seen`. Returns `None` if somebody else has the key.
+    fn changed_key(seen: &Holder, row: Option<Holder>, last: u64) -> Option<Freed> {
+        let row = row?;
+        let by_holder = !row.completed && row.owner.is_some() && row.owner == seen.owner && row.is_released();
+        // An earlier attempt of this request was applied; its answer was lost. Then the mark is still there.
+        let by_this = row.released == Some(last);
+        (by_holder || by_this).then(|| Freed { is_asked: by_this && is_asked(&row, seen), later: 0 })
+    }
+
+    /// Some of the permits have changed since they were seen.
+    fn changed_permits(&mut self, row: &Holder) {
+        self.withdrawn = row.withdrawn;
+        self.left.retain(|seen| {
+            let owner = seen.owner.as_deref().unwrap_or_default();
+            let is_there = row.permit(owner).is_some_and(|permit| permit.number == seen.number);
+            let has_later = row.permits.iter().any(|held| held.has_identity_of(owner));
+            self.freed.later += usize::from(!is_there && has_later);
+            is_there
+        });
+        self.refusals += 1;
+    }
+}
+
+/// Returns `true` if the holder that was `seen` was asked to run once more.
+fn is_asked(row: &Holder, seen: &Holder) -> bool {
+    seen.number.is_some_and(|number| row.was_asked(number))
+}
+
+impl Operation for Freeing {
+    /// `None` if the row has changed since it was seen.
+    type Output = Option<Freed>;
+
+    fn request<'b>(&'b self, table: &'b Table, _: Moment) -> Write<'b> {
+        let (last, now) = (self.number(table), self.now);
+        let update = match (self.next(), &self.whom) {
+            ([seen], For::Operator(by)) if seen.kind == HolderKind::Key => {
+                free(table, &self.key, seen, last, now).set(HOLDER, text("by", by))
+            }
+            ([seen], For::Identity(hold)) if seen.kind == HolderKind::Key => {
+                let update = free(table, &self.key, seen, last, now);
+                with_hold(update, *hold, now.wall).remove(HOLDER).returning(ReturnValue::AllOld)
+            }
+            (permits, whom) => {
+                let permits: Vec<_> = permits.iter().filter_map(|permit| Some((permit.owner()?, permit))).collect();
+                let hold = if let For::Identity(hold) = whom { *hold } else { None };
+                with_hold(free_for_others(table, &self.key, &permits, last, now), hold, now.wall)
+            }
         };
+        update.into()
+    }
+
+    fn on(&mut self, table: &Table, answer: Answer, _: Moment) -> Result<Option<Option<Freed>>, Error> {
+        let (last, now, many) = (self.number(table), self.now, self.next().len());
+        let key = self.left.first().filter(|seen| seen.kind == HolderKind::Key).cloned();
+        match (answer, key) {
+            (Answer::Applied(before), key) => {
+                let row = Holder::read(before, now).ok();
+                self.freed.is_asked = key.zip(row).is_some_and(|(seen, row)| is_asked(&row, &seen));
+                self.left.drain(..many);
+            }
+            (Answer::Refused(refused), Some(seen)) => {
+                return Ok(Some(Self::changed_key(&seen, refused.into_row(table, now)?, last)));
+            }
+            (Answer::Refused(refused), None) => match refused.into_row(table, now)?.filter(Holder::is_semaphore) {
+                Some(row) => self.changed_permits(&row),
+                None => return Ok(Some(None)),
+            },
+        }
+        if self.refusals > TRIES && !self.left.is_empty() {
+            return Err(Error::new(Cause::Conflict, table.place(), &self.key));
+        }
+        Ok(self.left.is_empty().then_some(Some(self.freed)))
+    }
+}
+
+impl Table {
+    /// Frees what was `seen`, for the operator `by`. Returns `false` if the row has changed since it was seen.
+    pub(crate) async fn force_release(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
+        if seen.is_rate() {
+            return self.free_calls(key, seen, now).await;
+        }
         // Without permits there is nothing to free, and nothing is known of those that were acquired since.
-        Ok(!permits.is_empty() && self.free_permits(key, permits, seen.withdrawn, None, now).await?.is_some())
+        if seen.is_semaphore() && seen.permits.is_empty() {
+            return Ok(false);
+        }
+        Ok(self.run(Freeing::by_force(key, by, seen, now), || now).await?.is_some())
     }
 
     /// Frees the key, or the permit, that this identity has, and returns whether it was asked to run once more. Returns `None` if
@@ -52,87 +174,17 @@ impl Table {
         let is_own = |held: &&Holder| held.has_lease() && held.owner().is_some_and(|owner| owner.starts_with(&start));
         for _ in 0..TRIES {
             let Some(seen) = self.get(key, now).await? else { return Ok(None) };
-            let all = if seen.kind == HolderKind::Key { std::slice::from_ref(&seen) } else { &seen.permits[..] };
+            let all = if seen.kind == HolderKind::Key { slice::from_ref(&seen) } else { &seen.permits[..] };
             let Some(own) = all.iter().find(is_own) else { return Ok(None) };
             let since = own.held_since.map(Duration::from_millis);
             let hold = since.map(|since| Hold { since, before: seen.queue.hold_time, is_before_known: true });
-            let freed = if own.kind == HolderKind::Key {
-                self.free_key(key, For::Identity(hold), own, now).await?
-            } else {
-                let later = self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, hold, now).await?;
-                (later == Some(0)).then_some(false)
-            };
+            let freeing = Freeing::new(key, For::Identity(hold), vec![own.clone()], seen.withdrawn, now);
             // A later acquire of the identity may have taken it over.
-            if freed.is_some() {
-                return Ok(freed);
+            if let Some(Freed { is_asked, later: 0 }) = self.run(freeing, || now).await? {
+                return Ok(Some(is_asked));
             }
         }
         Err(Error::new(Cause::Conflict, self.place(), key))
-    }
-
-    /// Returns whether the holder was asked to run once more, if it is freed.
-    async fn free_key(&self, key: &str, whom: For<'_>, seen: &Holder, now: Moment) -> Result<Option<bool>, Error> {
-        let is_asked = |row: &Holder| seen.number.is_some_and(|number| row.was_asked(number));
-        let last = self.number_over(seen, now);
-        let update = free(self, key, seen, last, now);
-        let update = match whom {
-            For::Operator(by) => update.set(HOLDER, text("by", by)),
-            For::Identity(hold) => with_hold(update, hold, now.wall).remove(HOLDER).returning(ReturnValue::AllOld),
-        };
-        let refused = match self.write(update, None).await? {
-            Answer::Applied(before) => return Ok(Some(Holder::read(before, now).is_ok_and(|row| is_asked(&row)))),
-            Answer::Refused(refused) => refused,
-        };
-        Ok(refused.into_row(self, now)?.and_then(|row| {
-            let by_holder = !row.completed && row.owner.is_some() && row.owner == seen.owner && row.is_released();
-            // An earlier attempt of this request was applied; its answer was lost. Then the mark is still there.
-            let by_this = row.released == Some(last);
-            (by_holder || by_this).then(|| by_this && is_asked(&row))
-        }))
-    }
-
-    /// Frees these permits. Returns how many of them a later acquire of the same identity has now, or `None` if the row is
-    /// gone or not a semaphore.
-    async fn free_permits(
-        &self,
-        key: &str,
-        seen: &[Holder],
-        mut withdrawn: Option<u64>,
-        hold: Option<Hold>,
-        now: Moment,
-    ) -> Result<Option<usize>, Error> {
-        let permits = seen.iter().filter_map(|permit| Some((permit.owner()?, permit)));
-        let mut permits: Vec<_> = permits.take(MAX_PERMITS as usize).collect();
-        let (mut later, mut refusals) = (0, 0);
-        while !permits.is_empty() {
-            let some = &permits[..permits.len().min(FREED_AT_ONCE)];
-            let largest = some.iter().filter_map(|(_, permit)| permit.number).max().unwrap_or_default();
-            let last = number_for_others(self, largest, withdrawn.unwrap_or_default(), now);
-            let update = with_hold(free_for_others(self, key, some, last, now), hold, now.wall);
-            let Answer::Refused(refused) = self.write(update, None).await? else {
-                let freed = some.len();
-                permits.drain(..freed);
-                continue;
-            };
-            let Some(row) = refused.into_row(self, now)? else { return Ok(None) };
-            if !row.is_semaphore() {
-                return Ok(None);
-            }
-            withdrawn = row.withdrawn;
-            let is_there =
-                |owner: &str, seen: &Holder| row.permit(owner).is_some_and(|permit| permit.number == seen.number);
-            let has_later = |owner: &str| row.permits.iter().any(|held| held.has_identity_of(owner));
-            permits.retain(|(owner, seen)| {
-                let is_there = is_there(owner, seen);
-                later += usize::from(!is_there && has_later(owner));
-                is_there
-            });
-            refusals += 1;
-            if refusals > TRIES {
-                return Err(Error::new(Cause::Conflict, self.place(), key));
-            }
-        }
-        Ok(Some(later))
     }
 
     /// Stores the result of the run that was `seen`, for the operator `by`, until this time in seconds since the epoch. Returns
@@ -146,18 +198,17 @@ impl Table {
         until: u64,
         result: Option<&Data>,
     ) -> Result<bool, Error> {
-        let last = self.number_over(seen, now);
+        let (fence, withdrawn) = (seen.fence.unwrap_or_default(), seen.withdrawn.unwrap_or_default());
+        let last = number_for_others(self, fence, withdrawn, now);
         let completion = ended_by_others(key, seen, last, now)
             .set(HOLDER, text("by", by))
             .set(STATUS, text("completed", COMPLETED))
             .set(EXPIRATION, count("expiration", until));
         let completion = if result.is_some() { completion.set_data(result) } else { completion.remove(DATA) };
-        let Answer::Refused(refused) = self.write(completion, None).await? else { return Ok(true) };
+        let Answer::Refused(refused) = self.write(completion, &SdkAttempts::leaving_prevented()).await? else {
+            return Ok(true);
+        };
         // An earlier attempt of this request was applied; its answer was lost.
         Ok(refused.into_row(self, now)?.is_some_and(|row| row.completed && row.released == Some(last)))
-    }
-
-    fn number_over(&self, seen: &Holder, now: Moment) -> u64 {
-        number_for_others(self, seen.fence.unwrap_or_default(), seen.withdrawn.unwrap_or_default(), now)
     }
 }

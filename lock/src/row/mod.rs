@@ -12,7 +12,9 @@
 //! | `owner` | the nonce and the identity in an owner |
 //! | `script` | the requests and answers without a network, for the model |
 //! | `target`, `acquisition`, `claim`; `record_claim` and `record` for idempotency | what is asked for, and what one owner has of it |
-//! | `acquire`, `hold` | the requests of an owner, and what their answers say |
+//! | `acquire` | the attempts of an owner, and what their answers say |
+//! | `operation`; `renew`, `release`, `withdraw`, `coalesce`, `free` | every other operation: requests and answers |
+//! | `mine` | how an owner reads a row |
 //! | `rate` | the requests of a call, and what their answers say |
 //! | `join`, `reserve`, `free`, `expired`, `probe` | the requests of waiters, operators and checks |
 //!
@@ -35,13 +37,15 @@ mod acquire;
 mod acquisition;
 mod attribute;
 mod claim;
+mod coalesce;
 mod expired;
 mod expression;
 mod free;
-mod hold;
 mod join;
 mod key;
+mod mine;
 mod names;
+mod operation;
 mod owner;
 mod permit;
 mod place;
@@ -50,6 +54,8 @@ mod rate;
 mod read;
 mod record;
 mod record_claim;
+mod release;
+mod renew;
 mod repeat;
 mod reserve;
 #[cfg(feature = "model")]
@@ -57,24 +63,30 @@ mod script;
 mod semaphore;
 mod table;
 mod target;
+mod withdraw;
 mod write;
 
 pub(crate) use acquisition::Acquisition;
 pub(crate) use claim::{Claim, Claimed, Grant, LeavesTo, Rank};
-pub(crate) use hold::{Released, Renewed};
+pub(crate) use coalesce::Coalescing;
+pub(crate) use free::Freeing;
 pub(crate) use join::Joined;
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
+pub(crate) use operation::Operation;
 pub(crate) use owner::owner_of;
 pub(crate) use place::{Hold, Release};
 pub(crate) use probe::{PROBE_KEY, probe_key};
 pub(crate) use rate::Pace;
 pub(crate) use read::{Cursor, Page};
-pub(crate) use record::{Completed, Outcome};
+pub(crate) use record::{Completed, Completing, Outcome};
 pub(crate) use record_claim::RecordClaim;
+pub(crate) use release::{Released, Releasing};
+pub(crate) use renew::{Renewed, Renewing};
 #[cfg(feature = "model")]
 pub use script::{Clocks, Item, Reply, Request};
 #[cfg(feature = "model")]
-pub(crate) use script::{SCRIPT, Script, answer, requests};
+pub(crate) use script::{answer, requests};
 pub(crate) use table::{Table, in_time, is_same_table};
 pub(crate) use target::Target;
+pub(crate) use withdraw::Withdrawing;
 pub(crate) use write::{Answer, Write};

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 
 use super::attribute::number_at;
 use super::expression::{Attribute as _, To, Update, all, any, count, text};
-use super::hold::TRIES;
 use super::names::{DUE, EXPIRATION, LATEST_MICROS, RATE, STATUS};
+use super::operation::TRIES;
 use super::table::Table;
 use super::write::{Answer, Write};
 use crate::client::SdkAttempts;
@@ -63,7 +63,8 @@ impl Table {
                     if let Some(cause) = wrong_clock {
                         let taken = micros(own.saturating_add(pace.interval));
                         let given_back = set_due(key, taken, was_due.unwrap_or_default());
-                        let _the_clock_is_wrong_all_the_same = self.write(given_back, None).await;
+                        let _the_clock_is_wrong_all_the_same =
+                            self.write(given_back, &SdkAttempts::leaving_prevented()).await;
                         return Err(Error::new(cause, self.place(), key));
                     }
                     is_idle.store(own <= now.wall, Ordering::Relaxed);
@@ -126,7 +127,9 @@ impl Table {
     /// row was deleted. One request.
     pub(super) async fn free_calls(&self, key: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
         let update = set_due(key, seen.number.unwrap_or_default(), 0);
-        let Answer::Refused(refused) = self.write(update, None).await? else { return Ok(true) };
+        let Answer::Refused(refused) = self.write(update, &SdkAttempts::leaving_prevented()).await? else {
+            return Ok(true);
+        };
         // An earlier attempt of this request was applied; its answer was lost.
         Ok(refused.into_row(self, now)?.is_some_and(|row| row.kind == HolderKind::Rate && row.number == Some(0)))
     }

@@ -7,8 +7,9 @@ use aws_sdk_dynamodb::types::{self, AttributeValue};
 use super::acquisition::Acquisition;
 use super::expression::{Update, value};
 use super::names::{DATA, ERROR};
+use super::operation::Operation;
 use super::table::Table;
-use super::write::{Answer, Transactional};
+use super::write::{Answer, Transactional, Write};
 use crate::clock::{Moment, seconds_up};
 use crate::error::Error;
 use crate::holder::{Data, Holder};
@@ -31,29 +32,46 @@ pub(crate) enum Completed {
     Before(Box<Holder>),
 }
 
-impl Table {
-    /// Stores the outcome of a run until `end`, if this owner still holds the row. `last` is the number of its release. One
-    /// request.
-    pub(crate) async fn complete(
-        &self,
-        acquisition: &Acquisition,
-        last: u64,
-        now: Moment,
-        end: Duration,
-        outcome: Outcome,
-    ) -> Result<Completed, Error> {
-        let until = seconds_up(end);
-        let completion = completion(acquisition, self, last, until, outcome);
-        let Answer::Refused(refused) = self.write(completion, None).await? else {
-            return Ok(Completed::Now { fence: last, until: until * 1000 });
-        };
-        let row = refused.into_row(self, now)?;
-        if let Some(row) = row.as_ref().filter(|row| row.completed && row.released == Some(last)) {
-            return Ok(Completed::Before(Box::new(row.clone())));
-        }
-        Err(Error::lost_to(vec![(acquisition.key().to_owned(), acquisition.lost_to(row))], self.place()))
+/// The completion of a run. It stores the outcome until a time in seconds since the epoch, if this owner still holds the row. One
+/// request.
+#[derive(Clone, Debug)]
+pub(crate) struct Completing {
+    acquisition: Acquisition,
+    /// The number of the release.
+    last: u64,
+    now: Moment,
+    until: u64,
+    outcome: Outcome,
+}
+
+impl Completing {
+    pub(crate) fn new(acquisition: &Acquisition, last: u64, now: Moment, end: Duration, outcome: Outcome) -> Self {
+        Self { acquisition: acquisition.clone(), last, now, until: seconds_up(end), outcome }
+    }
+}
+
+impl Operation for Completing {
+    type Output = Completed;
+
+    fn request<'b>(&'b self, table: &'b Table, _: Moment) -> Write<'b> {
+        completion(&self.acquisition, table, self.last, self.until, self.outcome.clone()).into()
     }
 
+    fn on(&mut self, table: &Table, answer: Answer, _: Moment) -> Result<Option<Completed>, Error> {
+        let Answer::Refused(refused) = answer else {
+            return Ok(Some(Completed::Now { fence: self.last, until: self.until * 1000 }));
+        };
+        match refused.into_row(table, self.now)? {
+            Some(row) if row.completed && row.released == Some(self.last) => Ok(Some(Completed::Before(Box::new(row)))),
+            row => {
+                let lost = vec![(self.acquisition.key().to_owned(), self.acquisition.lost_to(row))];
+                Err(Error::lost_to(lost, table.place()))
+            }
+        }
+    }
+}
+
+impl Table {
     /// Builds the same completion as a part of the caller's transaction.
     pub(crate) fn completion(
         &self,

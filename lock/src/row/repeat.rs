@@ -5,8 +5,6 @@ use std::time::Duration;
 use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 
-#[cfg(feature = "model")]
-use super::script::answer_to;
 use super::table::Table;
 use super::write::{Answer, Refused, Write};
 use crate::client::SdkAttempts;
@@ -28,17 +26,8 @@ impl Table {
     /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
     /// repeats no conflict with a transaction and no transaction that was cancelled because of throttling, and here no
     /// throttled update and no conflict with a write of another region either.
-    pub(super) async fn write(
-        &self,
-        write: impl Into<Write<'_>>,
-        attempts: Option<&SdkAttempts>,
-    ) -> Result<Answer, Error> {
+    pub(super) async fn write(&self, write: impl Into<Write<'_>>, attempts: &SdkAttempts) -> Result<Answer, Error> {
         let write = write.into();
-        #[cfg(feature = "model")]
-        if let Some(answer) = answer_to(&write).await {
-            return Ok(answer);
-        }
-        let attempts = attempts.cloned().unwrap_or_else(SdkAttempts::leaving_prevented);
         let mut last = None;
         let answered = async {
             let mut delay = FIRST_DELAY;

@@ -1,7 +1,6 @@
-//! What the requests of an operation are answered that the model runs in this thread: by the model, in place of a network.
+//! Requests and their answers as the model has them, in place of a network.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -77,33 +76,5 @@ pub(crate) fn answer(write: &Write<'_>, reply: Reply) -> Answer {
     match reply {
         Reply::Applied { before, after } => Answer::Applied(write.returned(before, after)),
         Reply::Refused(rows) => Answer::refused_by(write.keys().map(str::to_owned).zip(rows)),
-    }
-}
-
-/// What the requests of an operation that runs in this thread are answered.
-pub(crate) struct Script {
-    pub(crate) answers: VecDeque<(Reply, Clocks)>,
-    pub(crate) now: Clocks,
-    pub(crate) sends: Vec<Request>,
-}
-
-thread_local! {
-    pub(crate) static SCRIPT: RefCell<Option<Script>> = const { RefCell::new(None) };
-}
-
-/// Answers a request if an operation of the model sends it. It waits forever for an answer that there is not yet.
-pub(crate) async fn answer_to(write: &Write<'_>) -> Option<Answer> {
-    let answer = SCRIPT.with_borrow_mut(|script| {
-        let script = script.as_mut()?;
-        let Some((reply, now)) = script.answers.pop_front() else {
-            script.sends = requests(write);
-            return Some(None);
-        };
-        script.now = now;
-        Some(Some(answer(write, reply)))
-    });
-    match answer? {
-        Some(answer) => Some(answer),
-        None => std::future::pending().await,
     }
 }

@@ -1,0 +1,138 @@
+//! The withdrawal of an acquire that has ended without the lock.
+
+use super::acquisition::Acquisition;
+use super::operation::{Operation, TRIES};
+use super::release::Releasing;
+use super::table::{Item, Table};
+use super::write::{Answer, Write};
+use crate::clock::{Moment, Offset};
+use crate::error::{Cause, Error};
+use crate::holder::Holder;
+
+/// The withdrawal of an acquire that has ended: no attempt of it holds anything. It gives up the numbers of the acquire, so that
+/// an attempt that arrives late is refused, and frees what an attempt has taken already.
+#[derive(Clone, Debug)]
+pub(crate) struct Withdrawing {
+    acquisition: Acquisition,
+    /// What an attempt has taken stays held: a takeover has it from its identity.
+    keeps: bool,
+    /// The number of the last attempt.
+    last: u64,
+    /// The row of the first key as it was seen last, if it was.
+    #[expect(clippy::option_option, reason = "a row that is gone was seen, too")]
+    seen: Option<Option<Holder>>,
+    tries: u32,
+    phase: Phase,
+}
+
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
+enum Phase {
+    /// The row that an attempt with a wrong clock has replaced comes back.
+    PuttingBack(Item),
+    GivingUp,
+    /// `is_last`: the numbers were given up.
+    Freeing {
+        releasing: Releasing<'static>,
+        is_last: bool,
+    },
+}
+
+impl Withdrawing {
+    /// `now` is this host's clock. With `keeps`, what an attempt has taken stays held.
+    pub(crate) fn start(acquisition: Acquisition, keeps: bool, now: Moment) -> Self {
+        let (last, seen) = (acquisition.numbers.sent, None);
+        let now = acquisition.corrected(now);
+        let mut this = Self { acquisition, keeps, last, seen, tries: 0, phase: Phase::GivingUp };
+        // One row refuses all that a late attempt asks for, and shows one key only.
+        if let Some(before) = this.acquisition.replaced() {
+            this.phase = Phase::PuttingBack(before.clone());
+        } else if this.acquisition.target.transact().is_some() && !keeps {
+            this.free(this.acquisition.target.keys().to_vec(), last, false, now);
+        }
+        this
+    }
+
+    fn free(&mut self, keys: Vec<String>, own: u64, is_last: bool, now: Moment) {
+        let releasing = Releasing::some(&self.acquisition, keys, own, self.acquisition.end_of(now));
+        self.phase = Phase::Freeing { releasing, is_last };
+    }
+
+    fn given_up(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<Option<()>, Error> {
+        self.tries += 1;
+        let (row, is_withdrawn) = match answer {
+            Answer::Applied(before) => (Holder::read(before, now).ok(), true),
+            Answer::Refused(refused) => {
+                let row = refused.into_row(table, now)?;
+                let is_withdrawn = row.as_ref().is_some_and(|row| self.acquisition.is_refused_by(row, self.last));
+                (row, is_withdrawn)
+            }
+        };
+        if !is_withdrawn && self.tries < TRIES {
+            // The row is not what it was taken for.
+            self.seen = Some(row);
+            return Ok(None);
+        }
+        if !is_withdrawn {
+            return Err(self.acquisition.error(Cause::Conflict, table));
+        }
+        let own = self.acquisition.taken_with(row.as_ref(), self.last).filter(|_| !self.keeps);
+        Ok(match own {
+            Some(own) => {
+                self.free(self.acquisition.target.keys().to_vec(), own, true, now);
+                None
+            }
+            None => Some(()),
+        })
+    }
+
+    /// Frees what an earlier attempt has taken of these keys, with its number.
+    fn freed(&mut self, others: Vec<(String, Option<Holder>)>, is_last: bool, now: Moment) -> Option<()> {
+        let earlier = |row: &Option<Holder>| self.acquisition.taken_with(row.as_ref(), self.last);
+        let number = others.iter().find_map(|(_, row)| earlier(row)).filter(|_| self.tries < TRIES);
+        let Some(number) = number else { return is_last.then_some(()) };
+        let others = others.into_iter().filter(|(_, row)| earlier(row) == Some(number));
+        let keys = others.map(|(key, _)| key).collect();
+        self.tries += 1;
+        self.free(keys, number, is_last, now);
+        None
+    }
+}
+
+impl Operation for Withdrawing {
+    type Output = ();
+
+    fn request<'b>(&'b self, table: &'b Table, now: Moment) -> Write<'b> {
+        let (acquisition, now) = (&self.acquisition, self.acquisition.corrected(now));
+        match &self.phase {
+            Phase::PuttingBack(before) => {
+                acquisition.key_place(table, acquisition.key()).put_back(self.last, before).into()
+            }
+            Phase::GivingUp => {
+                acquisition.place(table, acquisition.key()).withdraw(self.last, self.seen.as_ref(), now).into()
+            }
+            Phase::Freeing { releasing, .. } => releasing.request(table, now),
+        }
+    }
+
+    fn on(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<Option<()>, Error> {
+        let now = self.acquisition.corrected(now);
+        match std::mem::replace(&mut self.phase, Phase::GivingUp) {
+            Phase::PuttingBack(_) => Ok(answer.into_applied().map(drop)),
+            Phase::GivingUp => self.given_up(table, answer, now),
+            Phase::Freeing { mut releasing, is_last } => {
+                if releasing.is_over(table, answer) {
+                    return Ok(self.freed(releasing.others()?, is_last, now));
+                }
+                self.phase = Phase::Freeing { releasing, is_last };
+                Ok(None)
+            }
+        }
+    }
+
+    /// No attempt has had an answer, or its answer was not waited for.
+    fn on_wrong_clock(&mut self, _: &Table, offset: Offset) -> Option<()> {
+        self.acquisition.mistaken(offset, None);
+        None
+    }
+}
