@@ -92,8 +92,9 @@ impl Acquiring {
     fn on(&mut self, event: Event, now: Clocks) -> Step {
         let moment = now.moment();
         let mut next = self.asking.on(event, moment);
-        let withdrawal =
-            |acquisition| Operation(What::Withdraw(Withdrawing::start(acquisition, self.acquire.takes_over, moment)));
+        let withdrawal = |acquisition| {
+            Operation(What::Withdraw(Box::new(Withdrawing::start(acquisition, self.acquire.takes_over, moment))))
+        };
         loop {
             next = match next {
                 Next::Send { .. } => return Step::Send(requests(&self.asking.request())),
@@ -191,7 +192,7 @@ pub struct Operation(What);
 
 #[derive(Clone, Debug)]
 enum What {
-    Withdraw(Withdrawing),
+    Withdraw(Box<Withdrawing>),
     Release(Releasing<'static>, Held),
     Renew(Renewing<'static>, Held),
     Complete(Completing),

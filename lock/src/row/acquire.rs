@@ -5,7 +5,7 @@ use super::claim::{Claim, Claimed, Grant, Plan};
 use super::expression::{Update, count};
 use super::key::is_over;
 use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
-use super::permit::{Permit, gives_permit};
+use super::permit::{PermitPlace, gives_permit};
 use super::place::Earlier;
 use super::read::{Unreadable, number_at};
 use super::table::{Item, Table};
@@ -33,7 +33,7 @@ impl Acquisition {
                     None => return table.refused_update(key).set(SEQUENCE, count("zero", 0_u8)),
                 },
                 (None, Target::Permit { of, .. }) => {
-                    Permit { table, key, owner: &self.owner }.take(number, *of, claim, &self.plan)
+                    PermitPlace { table, key, owner: &self.owner }.take(number, *of, claim, &self.plan)
                 }
                 (None, _) => self.take(table, claim, number, index, key),
             };
@@ -84,7 +84,7 @@ impl Acquisition {
         } else {
             vec![number; self.target.keys().len()]
         };
-        let left = before.remove(DATA).map(Data).filter(|_| !self.target.record().is_some());
+        let left = before.remove(DATA).map(Data).filter(|_| self.target.record().is_none());
         let last = Holder::read(before, claim.now).ok();
         let hold_time = last.as_ref().and_then(|row| row.queue.hold_time);
         let mut taken_from = plan.ended;

@@ -7,9 +7,9 @@ use aws_sdk_dynamodb::types::ConditionCheck;
 use super::attribute::number_at;
 use super::claim::Plan;
 use super::expression::{Attribute as _, Condition, any};
-use super::key::Key;
+use super::key::KeyPlace;
 use super::names::{LATEST, LEASE_END, MAX_FENCE, STATUS};
-use super::permit::Permit;
+use super::permit::PermitPlace;
 use super::place::Place;
 use super::table::{Item, Table};
 use super::target::Target;
@@ -143,14 +143,14 @@ impl Acquisition {
     }
 
     /// Returns the row of this key as the place of this owner.
-    pub(super) fn key_place<'a>(&'a self, table: &'a Table, key: &'a str) -> Key<'a> {
-        Key { table, key, owner: &self.owner }
+    pub(super) fn key_place<'a>(&'a self, table: &'a Table, key: &'a str) -> KeyPlace<'a> {
+        KeyPlace { table, key, owner: &self.owner }
     }
 
     /// Returns the place of this owner with this key.
     pub(super) fn place<'a>(&'a self, table: &'a Table, key: &'a str) -> Place<'a> {
         if self.target.is_permit() {
-            Place::Permit(Permit { table, key, owner: &self.owner })
+            Place::Permit(PermitPlace { table, key, owner: &self.owner })
         } else {
             Place::Key(self.key_place(table, key))
         }

@@ -17,13 +17,13 @@ use crate::queue::Reservation;
 
 /// The row of a key, as the place of one owner.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Key<'a> {
+pub(super) struct KeyPlace<'a> {
     pub(super) table: &'a Table,
     pub(super) key: &'a str,
     pub(super) owner: &'a str,
 }
 
-impl<'a> Key<'a> {
+impl<'a> KeyPlace<'a> {
     /// The owner has the key, with a number of which this holds. A release, a completion and a takeover change the number.
     fn is_owner(self, has_number: Condition<'a>) -> Condition<'a> {
         all([has_number, OWNER.is(text("owner", self.owner)), STATUS.is(text("in_progress", IN_PROGRESS))])

@@ -34,13 +34,13 @@ const TOGETHER: [u32; 8] = [1, 2, 3, 4, 8, 16, 32, 64];
 
 /// A permit in the row of a semaphore, as the place of one owner.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Permit<'a> {
+pub(super) struct PermitPlace<'a> {
     pub(super) table: &'a Table,
     pub(super) key: &'a str,
     pub(super) owner: &'a str,
 }
 
-impl<'a> Permit<'a> {
+impl<'a> PermitPlace<'a> {
     fn permit(self) -> Path {
         Path::named("permit", names_of(self.owner).0)
     }

@@ -1,4 +1,4 @@
-//! The protocol. [`Key`] and [`Permit`] have each condition and each update of their rows; here is what they share.
+//! The protocol. [`KeyPlace`] and [`PermitPlace`] have each condition and each update of their rows; here is what they share.
 //!
 //! A **place** is where one owner at a time can be: the row of a key, or a permit in the row of a semaphore. Each request that
 //! takes or frees a place carries a **number**. A place accepts only a number that is larger than every number that it has
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use super::claim::{Claim, Rank};
 use super::expression::{Attribute as _, Condition, To, Update, any, count, hold_time, not};
-use super::key::Key;
+use super::key::KeyPlace;
 use super::names::{FREED_AT, HEAD, HOLD, HOLD_DEVIATION, MAX_FENCE, TAIL, TAIL_UNTIL};
-use super::permit::Permit;
+use super::permit::PermitPlace;
 use super::table::Table;
 use crate::clock::{Lease, Moment, micros, millis};
 use crate::holder::{Data, Holder};
@@ -29,8 +29,8 @@ const AHEAD: u64 = 60_000_000;
 /// The place of one owner.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place<'a> {
-    Key(Key<'a>),
-    Permit(Permit<'a>),
+    Key(KeyPlace<'a>),
+    Permit(PermitPlace<'a>),
 }
 
 /// The acquisition that a takeover replaces.
