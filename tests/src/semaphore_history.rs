@@ -212,7 +212,7 @@ impl Scene {
                         let permit = Arc::new(permit);
                         operation.acquired(&permit);
                         sleep(liveness::LAST_HOLD).await;
-                        release(&operation, &permit, Duration::ZERO).await;
+                        release(&operation, &permit).await;
                     }
                     Err(error) => operation.broke(&format!("{SERVED}: a waiter was not served"), &error),
                 }
@@ -232,7 +232,7 @@ impl Scene {
                 Ok(permit) => {
                     let permit = Arc::new(permit);
                     operation.acquired(&permit);
-                    release(&operation, &permit, Duration::ZERO).await;
+                    release(&operation, &permit).await;
                 }
                 Err(error) => operation.broke(&format!("{SERVED}: a free permit was refused"), &error),
             }
@@ -247,7 +247,7 @@ impl Scene {
                 Ok(permit) => {
                     let permit = Arc::new(permit);
                     operation.acquired(&permit);
-                    release(&operation, &permit, Duration::ZERO).await;
+                    release(&operation, &permit).await;
                 }
                 Err(error) => operation.broke(&format!("{SERVED}: a free permit was refused to an identity"), &error),
             }
@@ -332,7 +332,7 @@ async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
         Ok(permit) => {
             let permit = Arc::new(permit);
             operation.acquired(&permit);
-            release(&operation, &permit, Duration::ZERO).await;
+            release(&operation, &permit).await;
         }
         Err(error) => operation.broke(&format!("{CRASHES}: no permit became free after a crash"), &error),
     }
@@ -342,10 +342,9 @@ async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
 async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng) {
     let locks = scene.stage.locks(host);
     let lease = millis(&mut random, 300..=2500);
-    let min_hold = if random.u8(0..6) == 0 { millis(&mut random, 1..=3000) } else { Duration::ZERO };
     let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
     let semaphore = locks.semaphore(&operation.key, operation.permits);
-    let acquire = semaphore.acquire().holder(&operation.name).min_hold(min_hold).lease(lease);
+    let acquire = semaphore.acquire().holder(&operation.name).lease(lease);
     let permit = match acquire.wait(Waiting::draw(&mut random).up_to(budget)).await {
         Ok(permit) => Arc::new(permit),
         Err(error) => return operation.refused(&error),
@@ -369,16 +368,16 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
         0 => operation.ended("dropped its permit"),
-        _ => release(operation, &permit, min_hold).await,
+        _ => release(operation, &permit).await,
     }
 }
 
-async fn release(operation: &Operation, permit: &Arc<Lock>, min_hold: Duration) {
+async fn release(operation: &Operation, permit: &Arc<Lock>) {
     let end = permit.expires_at();
     let mut answer = permit.release().await;
     if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
         // The release may have been applied, or may arrive later.
         answer = permit.release().await;
     }
-    operation.released(permit, end, min_hold, answer);
+    operation.released(permit, end, answer);
 }

@@ -78,7 +78,8 @@ pub(crate) async fn claim(locks: &Locks, what: What, how: How) -> Result<Claimed
             let extras = acquire().holder("a name\nof two lines").lease(LEASE * 2);
             let extras = match what {
                 What::Keys => extras,
-                _ => extras.data("the new data").attribute("extra", text("new")).min_hold(LEASE * 2),
+                What::Permit(_) => extras.data("the new data").attribute("extra", text("new")),
+                What::Key => extras.data("the new data").attribute("extra", text("new")).min_hold(LEASE * 2),
             };
             extras.await.map(Claimed::Lock)
         }

@@ -120,10 +120,7 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
             permits.into()
         }
         11 => {
-            let permits = [
-                semaphore.acquire().min_hold(Duration::from_secs(20)).await.unwrap(),
-                semaphore.acquire().identity(IDENTITY).await.unwrap(),
-            ];
+            let permits = [semaphore.acquire().await.unwrap(), semaphore.acquire().identity(IDENTITY).await.unwrap()];
             permits[0].release().await.unwrap();
             let Ok(Attempt::Waiting(_)) = semaphore.acquire().attempt_in_turn(None).await else { panic!("it is full") };
             permits.into()

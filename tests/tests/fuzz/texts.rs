@@ -122,8 +122,8 @@ const TURN: [&str; 17] = [
 /// A lock in the first row of a new table.
 async fn lock(world: &World, is_permit: bool) -> lambda_lock::Lock {
     let locks = world.default_locks();
-    let acquire = if is_permit { locks.semaphore(KEY, 2).acquire() } else { locks.acquire(KEY) };
-    acquire.min_hold(LEASE / 3).await.unwrap()
+    let acquire = if is_permit { locks.semaphore(KEY, 2).acquire() } else { locks.acquire(KEY).min_hold(LEASE / 3) };
+    acquire.await.unwrap()
 }
 
 #[test]

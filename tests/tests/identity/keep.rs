@@ -154,21 +154,6 @@ async fn a_takeover_from_a_fence_gets_the_work_that_was_left() {
 }
 
 #[tokio::test]
-async fn a_released_permit_that_counts_for_its_minimum_hold_is_not_taken_over() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let acquire = || locks.semaphore("job", 2).acquire().lease(LEASE).identity(ARN);
-    let permit = acquire().min_hold(LEASE).await.unwrap();
-    let fence = permit.fence();
-    permit.release().await.unwrap();
-    let before = world.row("job").await;
-    for taken in [acquire().take_over().await, acquire().take_over_from(fence).await] {
-        assert!(taken.unwrap_err().is_lost());
-    }
-    assert_eq!(world.row("job").await, before);
-}
-
-#[tokio::test]
 async fn a_random_identity_opens_its_lock_and_no_other() {
     let world = World::new().await;
     let locks = world.default_locks();

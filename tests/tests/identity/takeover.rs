@@ -192,11 +192,11 @@ async fn what_an_identity_has_released_or_lost_it_does_not_free() {
         let world = World::new().await;
         let (host, locks) = host(&world);
         let asking = || {
-            let acquire = if permits { locks.semaphore("job", 1).acquire() } else { locks.acquire("job") };
+            let acquire =
+                if permits { locks.semaphore("job", 1).acquire() } else { locks.acquire("job").min_hold(LEASE) };
             acquire.lease(LEASE).identity(ARN)
         };
-        let released = asking().min_hold(LEASE).await.unwrap();
-        released.release().await.unwrap();
+        asking().await.unwrap().release().await.unwrap();
         // The key is held until the end of the minimum hold.
         assert!(!locks.release_identity("job", ARN).await.unwrap());
         host.advance_clock(LEASE + CLOCK_SKEW);

@@ -48,31 +48,12 @@ async fn after_its_process_died_a_stale_attempt_takes_only_a_free_permit() {
     }
 }
 
-/// The lease and the minimum hold have both ended by the clock of the acquire that replaces the permit.
-#[tokio::test]
-async fn a_late_duplicate_takes_nothing_after_the_minimum_hold_of_its_permit_was_replaced() {
-    let world = World::new().await;
-    let late = Late::updates(1..=1);
-    let host = world.host().intercept(late.clone()).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let first = locks.semaphore(KEY, 1).acquire().lease(LEASE).min_hold(LEASE).await.unwrap();
-    let replacement = late_replacement(&world, None).await;
-    first.release().await.unwrap();
-    assert!(!replacement.deliver(&world).await);
-
-    let (_, later) = after_the_lease(&world);
-    let next = later.semaphore(KEY, 1).acquire().await.unwrap();
-    next.release().await.unwrap();
-    assert!(!late.deliver(&world).await);
-    assert!(permits(&row(&world).await).is_empty());
-}
-
 #[tokio::test]
 async fn after_a_release_a_stale_replacement_takes_nothing() {
     let world = World::new().await;
     let locks = world.default_locks();
     let acquire = |locks: &Locks| locks.semaphore(KEY, 1).acquire().lease(LEASE).identity("run 1");
-    let first = acquire(&locks).min_hold(LEASE).await.unwrap();
+    let first = acquire(&locks).await.unwrap();
     let replacement = late_replacement(&world, Some("run 1")).await;
     first.release().await.unwrap();
     let before = row(&world).await;

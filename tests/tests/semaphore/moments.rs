@@ -202,15 +202,3 @@ async fn an_identity_replaces_a_permit_of_its_own_whose_lease_ends_now() {
     assert!(crashed.release().await.unwrap_err().is_lost());
     again.release().await.unwrap();
 }
-
-#[tokio::test(start_paused = true)]
-async fn a_permit_that_is_released_at_the_end_of_its_minimum_hold_is_free() {
-    let stage = Stage::set().await;
-    let held = stage.asking("first").min_hold(LEASE / 2).await.unwrap();
-    sleep(LEASE / 2 + CLOCK_SKEW).await;
-    held.release().await.unwrap();
-    let requests = stage.host.requests();
-    let other = stage.asking("other").await.unwrap();
-    assert_eq!(stage.host.requests() - requests, 1, "it replaced the permit");
-    other.release().await.unwrap();
-}
