@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::model::{self, Acquiring, Clocks, Done, Held, Operation, Progress, Reply, Request, Step};
-use lambda_lock::{Acquire, Backoff, Locks, Wait};
+use lambda_lock::model::{self, Acquiring, Clocks, Done, Held, Operation, Reply, Request, Step};
+use lambda_lock::{Acquire, Backoff, Error, Locks, Wait};
 use serde_json::{Value, json};
 use stateright::{Model, Property};
 
@@ -375,16 +375,22 @@ impl World {
         });
     }
 
-    /// Sends the next requests of an operation, or ends it.
+    /// Sends the requests of an operation.
     fn operate(&self, state: &mut State, index: usize, operation: Operation, then: Option<Acquiring>) {
-        let what = operation.name();
-        let ended = match operation.progress(&self.locks) {
-            Progress::Sends(requests) => {
-                let sent = self.send(state, index, what, &requests);
-                return state.change(index, |client| client.phase = Phase::Operating(operation, sent, then));
-            }
-            Progress::Ended(ended) => ended,
-        };
+        let requests = operation.requests(&self.locks, state.now(index));
+        let sent = self.send(state, index, operation.name(), &requests);
+        state.change(index, |client| client.phase = Phase::Operating(operation, sent, then));
+    }
+
+    /// Takes note of the end of an operation.
+    fn operated(
+        &self,
+        state: &mut State,
+        index: usize,
+        what: &'static str,
+        ended: Result<Done, Error>,
+        then: Option<Acquiring>,
+    ) {
         if ended.is_ok() {
             self.reach(what);
         }
@@ -440,8 +446,10 @@ impl World {
                 self.step(state, index, acquiring, step);
             }
             (Phase::Operating(mut operation, _, then), Some(reply)) => {
-                operation.answered(reply, now);
-                self.operate(state, index, operation, then);
+                match operation.answered(reply, &self.locks, now).transpose() {
+                    Some(ended) => self.operated(state, index, operation.name(), ended, then),
+                    None => self.operate(state, index, operation, then),
+                }
             }
             // The SDK sends it again.
             _ => {}
@@ -923,7 +931,7 @@ impl Model for World {
                     (What::Complete, Phase::Holding(held)) => Some(held.complete(TICK * WINDOW, now)),
                     (What::Renew, Phase::Holding(held)) => {
                         state.left.renewals -= 1;
-                        Some(held.renew(renewal, now))
+                        Some(held.renew(renewal, &self.locks, now))
                     }
                     (What::Keep, Phase::Holding(held)) => {
                         state.left.keeps -= 1;

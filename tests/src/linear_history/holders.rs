@@ -147,7 +147,7 @@ async fn worker(scene: Arc<Scene>, mut random: Rng) {
         sleep(millis(&mut random, 0..=1500)).await;
         let lease = millis(&mut random, 300..=2000);
         let acquire = scene.plan.acquire(&locks, &mut random).lease(lease);
-        let is_one = scene.plan.keys.len() == 1;
+        let is_one = scene.plan.keys.len() == 1 && scene.plan.permits.is_none();
         let acquire =
             if is_one && random.u8(0..4) == 0 { acquire.min_hold(millis(&mut random, 1..=1500)) } else { acquire };
         let acquire = match &identity {

@@ -447,7 +447,7 @@ impl Operation {
         }
     }
 
-    pub(super) fn released(&self, permit: &Arc<Lock>, end: SystemTime, hold: Duration, answer: Result<(), Error>) {
+    pub(super) fn released(&self, permit: &Arc<Lock>, end: SystemTime, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
         self.leave(&mut state);
@@ -457,7 +457,7 @@ impl Operation {
             Ok(()) if !applied && !self.is_superseded(&state, permit.owner()) => {
                 self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
             }
-            Ok(()) => self.keep(&mut state, permit.owner(), permit.fence(), permit.acquired_at(), hold),
+            Ok(()) => {}
             Err(error) => {
                 let is_superseded = self.is_superseded(&state, permit.owner());
                 if error.is_lost() && applied && !is_superseded && self.is_before(end) {
@@ -465,15 +465,6 @@ impl Operation {
                 }
                 self.lost(&mut state, permit.owner(), end, &error);
             }
-        }
-    }
-
-    /// A released permit counts until the end of its minimum hold.
-    fn keep(&self, state: &mut State, owner: &str, fence: u64, acquired_at: SystemTime, hold: Duration) {
-        if !hold.is_zero() {
-            // The holder's clock may be ahead by half the skew.
-            let until = acquired_at + hold - self.ledger.clock_skew / 2;
-            self.hold(state, owner, fence, Valid::Until(until));
         }
     }
 
