@@ -148,26 +148,31 @@ impl ErrorKind {
     /// Returns the stable name for metrics and logs, such as `table_not_found`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
+        self.facts().0
+    }
+
+    /// The name in metrics and logs, the error type of Lambda, and whether a later attempt can succeed.
+    const fn facts(self) -> (&'static str, &'static str, bool) {
         match self {
-            Self::Held => "held",
-            Self::Lost => "lost",
-            Self::RunAgain => "run_again",
-            Self::Throttled => "throttled",
-            Self::Unavailable => "unavailable",
-            Self::Conflict => "conflict",
-            Self::ClockSkew => "clock_skew",
-            Self::AccessDenied => "access_denied",
-            Self::TableNotFound => "table_not_found",
-            Self::MalformedRow => "malformed_row",
-            Self::WrongKind => "wrong_kind",
-            Self::Invalid => "invalid",
-            Self::NotSent => "not_sent",
-            Self::Rejected => "rejected",
-            Self::InProgress => "in_progress",
-            Self::Unfinished => "unfinished",
-            Self::Mismatch => "mismatch",
-            Self::KeyMissing => "key_missing",
-            Self::UnusableResult => "unusable_result",
+            Self::Held => ("held", "LockHeld", true),
+            Self::Lost => ("lost", "LockLost", false),
+            Self::RunAgain => ("run_again", "LockRunAgain", false),
+            Self::Throttled => ("throttled", "LockThrottled", true),
+            Self::Unavailable => ("unavailable", "LockUnavailable", true),
+            Self::Conflict => ("conflict", "LockConflict", true),
+            Self::ClockSkew => ("clock_skew", "LockClockSkew", false),
+            Self::AccessDenied => ("access_denied", "LockAccessDenied", false),
+            Self::TableNotFound => ("table_not_found", "LockTableNotFound", false),
+            Self::MalformedRow => ("malformed_row", "LockMalformedRow", false),
+            Self::WrongKind => ("wrong_kind", "LockWrongKind", false),
+            Self::Invalid => ("invalid", "LockInvalid", false),
+            Self::NotSent => ("not_sent", "LockNotSent", false),
+            Self::Rejected => ("rejected", "LockRejected", false),
+            Self::InProgress => ("in_progress", "IdempotencyInProgress", true),
+            Self::Unfinished => ("unfinished", "IdempotencyUnfinished", false),
+            Self::Mismatch => ("mismatch", "IdempotencyMismatch", false),
+            Self::KeyMissing => ("key_missing", "IdempotencyKeyMissing", false),
+            Self::UnusableResult => ("unusable_result", "IdempotencyUnusableResult", false),
         }
     }
 }
@@ -437,15 +442,7 @@ impl Error {
     /// acquired again.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(
-            self.0.cause,
-            Cause::Held(_)
-                | Cause::InProgress(_)
-                | Cause::Throttled
-                | Cause::Unavailable
-                | Cause::HostNotFound
-                | Cause::Conflict
-        )
+        self.kind().facts().2
     }
 
     /// Returns the stable name of the error in a workflow, such as `LockHeld`: the `errorType` that Lambda reports. `Retry` and
@@ -457,27 +454,7 @@ impl Error {
     /// | `Lock`, followed by the kind: `LockHeld`, `LockLost`, `LockThrottled` and so on | the others |
     #[must_use]
     pub fn error_type(&self) -> &'static str {
-        match self.kind() {
-            ErrorKind::Held => "LockHeld",
-            ErrorKind::Lost => "LockLost",
-            ErrorKind::RunAgain => "LockRunAgain",
-            ErrorKind::Throttled => "LockThrottled",
-            ErrorKind::Unavailable => "LockUnavailable",
-            ErrorKind::Conflict => "LockConflict",
-            ErrorKind::ClockSkew => "LockClockSkew",
-            ErrorKind::AccessDenied => "LockAccessDenied",
-            ErrorKind::TableNotFound => "LockTableNotFound",
-            ErrorKind::MalformedRow => "LockMalformedRow",
-            ErrorKind::WrongKind => "LockWrongKind",
-            ErrorKind::Invalid => "LockInvalid",
-            ErrorKind::NotSent => "LockNotSent",
-            ErrorKind::Rejected => "LockRejected",
-            ErrorKind::InProgress => "IdempotencyInProgress",
-            ErrorKind::Unfinished => "IdempotencyUnfinished",
-            ErrorKind::Mismatch => "IdempotencyMismatch",
-            ErrorKind::KeyMissing => "IdempotencyKeyMissing",
-            ErrorKind::UnusableResult => "IdempotencyUnusableResult",
-        }
+        self.kind().facts().1
     }
 
     /// Returns the key of the operation as it is in the row: with the [prefix](crate::LocksBuilder::key_prefix) of the
