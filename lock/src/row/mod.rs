@@ -16,7 +16,7 @@
 //! | `operation`; `renew`, `release`, `withdraw`, `coalesce`, `free` | every other operation: requests and answers |
 //! | `mine` | how an owner reads a row |
 //! | `rate` | the requests of a call, and what their answers say |
-//! | `join`, `reserve`, `free`, `expired`, `probe` | the requests of waiters, operators and checks |
+//! | `join`, `reserve`, `expired`, `probe` | the requests of waiters, operators and checks |
 //!
 //! The times of a lock's row, by the clock of each reader:
 //!
