@@ -21,9 +21,7 @@ use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, identity_of};
 use crate::limits::time_to_ask;
 use crate::queue::HoldTime;
-use crate::row::{
-    Acquisition, Coalescing, Grant, Hold, Release, Released, Releasing, Renewed, Renewing, Table,
-};
+use crate::row::{Acquisition, Coalescing, Grant, Hold, Release, Released, Releasing, Renewed, Renewing, Table};
 
 /// A lock that was acquired.
 ///
