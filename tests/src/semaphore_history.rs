@@ -177,7 +177,7 @@ impl workflow::Kind for Scene {
     }
 
     async fn release(&self, operation: &Operation, permit: &Arc<Lock>) {
-        release(operation, permit, Duration::ZERO).await;
+        release(operation, permit).await;
     }
 
     async fn stop(&self, operation: &Operation, locks: &Locks, identity: &str) {

@@ -7,12 +7,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lambda_lock::{ErrorKind, Locks};
 use lambda_lock_tests::invocation::LoseAnswers;
-use lambda_lock_tests::{Late, World};
+use lambda_lock_tests::World;
 
 use crate::rows::size_of_all;
 use crate::{AFTER_THE_LEASE, KEY, LEASE, acquire_all, after_the_lease, owners, permits, release_all, row};
-
-const HOUR: Duration = Duration::from_hours(1);
 
 #[tokio::test]
 async fn a_release_frees_only_its_own_permit() {
