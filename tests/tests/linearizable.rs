@@ -84,7 +84,7 @@ const FOUND: [(Kind, &str, u64); 77] = [
     (Kind::Permits, "TTL earlier than the leases' end", 0),
     (Kind::Permits, "a takeover leaves the nonce of the earlier holder", 7),
     (Kind::Permits, "a takeover leaves the sequence of the earlier holder", 0),
-    (Kind::Permits, "a takeover takes what has ended", 0),
+    (Kind::Permits, "a takeover takes what has ended", 264),
     (Kind::Permits, "a takeover does not read which permit it saw", 46),
     (Kind::Permits, "a release for an identity does not read whose permit it is", 17),
     (Kind::Permits, "a release for an identity frees another's permit", 0),
