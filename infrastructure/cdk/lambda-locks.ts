@@ -343,6 +343,7 @@ export class LambdaLocks extends Construct {
           each("lambda_lock_waiters_ahead", "Maximum", "maximum"),
         ],
       ],
+      ["Time that an acquire waits", times("lambda_lock_wait_time"), "ms"],
       ["Time to acquire a lock", times("lambda_lock_acquire_time"), "ms"],
       ["Time that a lock is held", times("lambda_lock_hold_time"), "ms"],
       ["Time to release a lock", times("lambda_lock_release_time"), "ms"],

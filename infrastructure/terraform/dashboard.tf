@@ -58,6 +58,14 @@ locals {
       ]
     },
     {
+      title = "Time that an acquire waits"
+      unit  = "ms"
+      searches = [
+        ["lambda_lock_wait_time", "", "p50", "p50"],
+        ["lambda_lock_wait_time", "", "p99", "p99"],
+      ]
+    },
+    {
       title = "Time to acquire a lock"
       unit  = "ms"
       searches = [

@@ -45,13 +45,13 @@ async fn steps(cloud: &Cloud) -> Result<String, Error> {
     let crashed = acquire("deployment-1")?.take_over_from(first).await?;
     let second = crashed.fence();
     crashed.keep(); // a process that crashes sends nothing either
-    table.add_row(["2. takes over, crashes".to_owned(), format!("fence {}", short(second))]);
+    table.add_row(["2. takes over, crashes".to_owned(), format!("larger fence {}", short(second))]);
 
     let lock = acquire("deployment-1")?.take_over_from(first).await?;
     let third = lock.fence();
     lock.keep();
     expect(first < second && second < third, "the fences do not grow")?;
-    table.add_row(["2. takes over again".to_owned(), format!("fence {}", short(third))]);
+    table.add_row(["2. takes over again".to_owned(), format!("larger fence {}", short(third))]);
 
     acquire("deployment-1")?.take_over_from(third).await?.release().await?;
     table.add_row(["3. takes over, releases".to_owned(), "released".to_owned()]);
@@ -62,7 +62,7 @@ async fn steps(cloud: &Cloud) -> Result<String, Error> {
 
     let next = acquire("deployment-2")?.await?;
     expect(next.fence() > third, "the next deployment has no larger fence")?;
-    table.add_row(["another deployment".to_owned(), format!("fence {}", short(next.fence()))]);
+    table.add_row(["another deployment".to_owned(), format!("larger fence {}", short(next.fence()))]);
     next.release().await?;
     println!("{table}");
     Ok("One deployment at a time held the lock, across its three steps.".to_owned())
