@@ -26,17 +26,12 @@ enum Step {
     Free,
 }
 
+/// The next step takes the lock over from the fence.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Done {
-    /// The next step takes the lock over from this fence.
-    Held {
-        fence: u64,
-    },
-    Waiting {
-        turn: Turn,
-        delay: u64,
-    },
+    Held { fence: u64 },
+    Waiting { turn: Turn, delay: u64 },
     Nothing,
 }
 
