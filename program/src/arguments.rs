@@ -171,7 +171,7 @@ pub(crate) struct Run {
     pub(crate) at_most: Option<u32>,
     /// Shortest time for which the key stays held if the command ends with code 0, up to 1d, so that two schedules that
     /// fire seconds apart run it once; after any other end the key is free at once
-    #[arg(long, value_name = "DURATION", value_parser = min_hold)]
+    #[arg(long, value_name = "DURATION", value_parser = min_hold, conflicts_with = "at_most")]
     pub(crate) min_hold: Option<Duration>,
     /// Skip the command if the key is held, and run it once more if others were skipped while it ran; all commands for the key
     /// need the option

@@ -295,7 +295,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     }
 
     /// Holds the key for at least this long, even if the handler finishes earlier; up to a day. A schedule that fires
-    /// twice, seconds apart, then runs a short job once. A handler that fails frees the key at once, for the retry.
+    /// twice, seconds apart, then runs a short job once. A handler that fails frees the key at once, for the retry. Not together
+    /// with [`at_most`](Self::at_most): a permit has no minimum hold.
     #[must_use]
     pub fn min_hold(self, hold: Duration) -> Self {
         self.with(|settings| settings.min_hold = hold)

@@ -36,7 +36,8 @@ impl Locks {
 ///
 /// Cheap to clone.
 ///
-/// A permit is a [`Lock`], and its acquire is an [`Acquire`]: with deadline, lease, wait, data and `run`.
+/// A permit is a [`Lock`], and its acquire is an [`Acquire`]: with deadline, lease, wait, data and `run`, and without a
+/// [minimum hold](Acquire::min_hold).
 /// [`Holder::permits`](crate::Holder::permits) lists the permits that are held.
 ///
 /// # Requests
@@ -49,7 +50,7 @@ impl Locks {
 /// | renew, release | 1 `UpdateItem` |
 ///
 /// The IAM action is `dynamodb:UpdateItem`. All permits of a key are in one row, and each adds its holder's name and about
-/// 130 bytes while it is held (70 more after a renewal, a resumption and a takeover), and with
+/// 130 bytes while it is held (30 more after a renewal and a takeover), and with
 /// [`identity`](Acquire::identity) twice the length of the identity. A released permit leaves nothing.
 ///
 /// DynamoDB bills a write by the KB of the row, and writes one row about 1000 times a second at most. So a semaphore suits tens

@@ -18,7 +18,7 @@ use crate::{CLOCK_SKEW, KEY, LEASE, SINCE_EPOCH};
 const OTHER_NAMES: [&str; 6] = ["comment", "e mail", "permit:", "permit:nobody", "fence:nobody", "permit:#é\n"];
 
 /// The names in the map of a permit.
-const PERMIT_NAMES: [&str; 9] = ["no", "by", "since", "end", "sequence", "released", "resumed", "held_since", "nonce"];
+const PERMIT_NAMES: [&str; 7] = ["no", "by", "since", "end", "sequence", "held_since", "nonce"];
 
 /// The attributes that waiters change in the row of another holder.
 pub(crate) const QUEUE: [&str; 5] = ["tail", "head", "tail_until", "reserved_until", "reserved_by"];

@@ -181,6 +181,7 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
         (acquire().identity(""), &["identity", "0 bytes", "1 to 1024"]),
         (acquire().identity("i".repeat(1025)), &["identity", "1025 bytes", "1 to 1024"]),
         (acquire().min_hold(day + ms(1)), &["hold", "1day 1ms", "1day"]),
+        (locks.semaphore("job", 2).acquire().min_hold(ms(1)), &["permit", "no minimum hold", "rate"]),
         (acquire().deadline(host.now() + 2 * day), &["deadline", "1day"]),
         (acquire().deadline(host.now() - ms(1)), &["deadline", "`job`", "passed"]),
         (acquire().deadline(host.now() - day + Duration::from_mins(1)), &["deadline", "`job`", "passed"]),

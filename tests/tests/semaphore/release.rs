@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lambda_lock::{ErrorKind, Locks};
-use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::LoseAnswers;
 
 use crate::rows::size_of_all;
 use crate::{AFTER_THE_LEASE, KEY, LEASE, acquire_all, after_the_lease, owners, permits, release_all, row};
