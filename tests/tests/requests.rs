@@ -247,7 +247,7 @@ async fn the_requests_of_a_record() {
         let orders = Idempotency::new(locks.clone(), OnMissingKey::Reject, |order: &String| Some(order.clone()));
         orders.lease(LEASE).window(DAY)
     };
-    let (plain, rejecting) = (new(), new().on_unfinished(OnUnfinished::Reject).validate(|order| order.clone()));
+    let (plain, rejecting) = (new(), new().on_unfinished(OnUnfinished::Reject).validate(String::clone));
     let order = "job".to_owned();
     plain.run(&order, async |_| Ok::<_, String>(1)).await.unwrap();
     stage.note("a run");

@@ -173,7 +173,6 @@ impl Ledger {
 }
 
 impl Observe for Ledger {
-    #[expect(clippy::too_many_lines, reason = "one arm for each purpose of a request")]
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
         let request = Request::parse(operation, request);
         let Some(update) = request.update() else { return };
