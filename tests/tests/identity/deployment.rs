@@ -125,7 +125,7 @@ async fn a_redriven_execution_goes_on_within_its_lease_only() {
     let world = World::new().await;
     let host = world.host().build();
     let taken = take(&world, "1").await.unwrap();
-    host.advance_clock(Duration::from_mins(10) - CLOCK_SKEW);
+    host.advance_clock(Duration::from_mins(9));
     let redriven = invoke(&world, &host, work("1", taken, "7")).await.unwrap();
     host.advance_clock(Duration::from_mins(10) + CLOCK_SKEW);
     let (error, message) = invoke(&world, &host, work("1", taken, "7")).await.unwrap_err();
