@@ -25,21 +25,21 @@ async fn acquired<S: Subject>(locks: &Locks) -> S {
 /// How a later acquire of the identity asks for what the earlier one has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Asks {
-    ToAcquire,
-    ToTakeOver,
+    Acquire,
+    TakeOver,
     /// With the fence that the row has.
-    ToTakeOverFrom,
+    TakeOverFrom,
 }
 
 impl Asks {
-    const ALL: [Self; 3] = [Self::ToAcquire, Self::ToTakeOver, Self::ToTakeOverFrom];
-    const TAKEOVERS: [Self; 2] = [Self::ToTakeOver, Self::ToTakeOverFrom];
+    const ALL: [Self; 3] = [Self::Acquire, Self::TakeOver, Self::TakeOverFrom];
+    const TAKEOVERS: [Self; 2] = [Self::TakeOver, Self::TakeOverFrom];
 
     async fn send<S: Subject>(self, locks: &Locks, wait: Option<Wait>) -> Result<S, Error> {
         let from = match self {
-            Self::ToAcquire => return S::acquire_for(locks, LEASE, IDENTITY, wait).await,
-            Self::ToTakeOver => None,
-            Self::ToTakeOverFrom => fence(locks, S::KEYS[0]).await.or(Some(1)),
+            Self::Acquire => return S::acquire_for(locks, LEASE, IDENTITY, wait).await,
+            Self::TakeOver => None,
+            Self::TakeOverFrom => fence(locks, S::KEYS[0]).await.or(Some(1)),
         };
         S::take_over(locks, IDENTITY, from, wait).await
     }
@@ -288,7 +288,7 @@ pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others
     let crashed: S = acquired(&world.default_locks()).await;
     let host =
         world.host().later(AFTER_THE_LEASE).clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
-    withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), Asks::ToAcquire).await;
+    withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), Asks::Acquire).await;
     // Their clock is behind, so that their own numbers would be smaller than that of the request.
     let others = ahead(&world, AFTER_THE_LEASE);
     let mut other = S::acquire(&others, LEASE).await.unwrap_or_else(|error| panic!("{error}"));
@@ -469,7 +469,7 @@ async fn freed_before_a_late_attempt<S: Subject>(
     asks: Asks,
     budget: Duration,
 ) -> (Error, Locks) {
-    let _earlier: Option<S> = if asks != Asks::ToAcquire { Some(acquired(&world.default_locks()).await) } else { None };
+    let _earlier: Option<S> = if asks == Asks::Acquire { None } else { Some(acquired(&world.default_locks()).await) };
     let lost = S::lose_answers(1..=3);
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(lost).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
@@ -497,7 +497,7 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_h
             crate::acquired::<S>(&world.default_locks()).await
         };
         let ((error, _), mut next) =
-            join!(freed_before_a_late_attempt::<S>(&world, &late, free, Asks::ToAcquire, 2 * PAUSE), next);
+            join!(freed_before_a_late_attempt::<S>(&world, &late, free, Asks::Acquire, 2 * PAUSE), next);
         assert!(error.is_held(), "{free:?}: {error}");
         next.release().await.unwrap();
         assert!(!late.deliver(&world).await, "{free:?}");
@@ -553,8 +553,8 @@ pub(crate) async fn a_takeover_that_can_have_no_larger_fence_is_malformed<S: Sub
     let before = rows::<S>(&world).await;
     for answer in [
         S::acquire_for(&world.default_locks(), LEASE, IDENTITY, None).await,
-        Asks::ToTakeOver.send(&world.default_locks(), None).await,
-        Asks::ToTakeOverFrom.send(&world.default_locks(), None).await,
+        Asks::TakeOver.send(&world.default_locks(), None).await,
+        Asks::TakeOverFrom.send(&world.default_locks(), None).await,
     ] {
         let Err(error) = answer else { panic!("it was granted") };
         assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error}");
