@@ -87,8 +87,8 @@ fn a_takeover_disturbs_no_one_of_its_identity() {
     assert_eq!(found(vec![hold("i", "x", 1, 10, 35), silent, hold("j", "z", 2, 30, 40)], Vec::new()), []);
     let frees = of("i", process("y", vec![(20, What::Freed)]));
     assert_eq!(found(vec![hold("i", "x", 1, 10, 35), frees, hold("j", "z", 2, 30, 40)], Vec::new()), []);
-    let freed = of("i", process("y", vec![(4, What::Freed)]));
-    assert_eq!(found(vec![hold("i", "x", 1, 10, 35), freed, hold("j", "z", 2, 30, 40)], Vec::new()), [Broken::Alone]);
+    let earlier = of("i", process("y", vec![(4, What::Freed)]));
+    assert_eq!(found(vec![hold("i", "x", 1, 10, 35), earlier, hold("j", "z", 2, 30, 40)], Vec::new()), [Broken::Alone]);
 }
 
 #[test]
