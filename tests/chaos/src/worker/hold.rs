@@ -126,7 +126,7 @@ impl Worker {
 
     /// Counts up in a store that knows nothing of locks except the fence: it rejects smaller ones. The first write shows
     /// the fence and reads the count, the second writes the count plus one.
-    async fn write(&self, op: u64, lock: &Lock) {
+    pub(super) async fn write(&self, op: u64, lock: &Lock) {
         let (key, fence) = (lock.key().to_owned(), lock.fence());
         self.note(op, What::Writes { key: key.clone(), fence });
         let update = || {
@@ -135,14 +135,14 @@ impl Worker {
             update.key("id", id).expression_attribute_values(":mine", number(fence)).return_values(ReturnValue::AllNew)
         };
         let shown = update()
-            .update_expression("SET last = :mine")
-            .condition_expression("attribute_not_exists(last) OR last <= :mine");
+            .update_expression("SET largest = :mine")
+            .condition_expression("attribute_not_exists(largest) OR largest <= :mine");
         let Ok(shown) = shown.send().await else { return };
         let stored = shown.attributes.as_ref().and_then(|row| row.get("counted")?.as_n().ok()?.parse().ok());
         let value = stored.unwrap_or(0) + 1;
         let written = update()
             .update_expression("SET counted = :value")
-            .condition_expression("last = :mine")
+            .condition_expression("largest = :mine")
             .expression_attribute_values(":value", number(value));
         if written.send().await.is_ok() {
             self.note(op, What::Wrote { key, fence, value });

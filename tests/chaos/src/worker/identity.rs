@@ -8,7 +8,7 @@ use lambda_lock::{Acquire, Lock};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
-use super::hold::{Target, millis};
+use super::hold::millis;
 use super::{EXECUTIONS, Worker, draw};
 use crate::event::What;
 
@@ -40,8 +40,8 @@ impl Worker {
     fn step(&self, op: u64, key: &str, identity: &str, random: &mut Rng) -> Acquire {
         let lease = draw(random, 400..=1500);
         self.note(op, What::Claims { key: key.to_owned(), identity: identity.to_owned() });
-        let Target { keys, permits } = Target { keys: vec![key.to_owned()], permits: 1 };
-        self.note(op, What::Asks { keys, permits, lease: millis(lease), waits: false });
+        let asks = What::Asks { keys: vec![key.to_owned()], permits: 1, lease: millis(lease), waits: false };
+        self.note(op, asks);
         self.locks.acquire(key).holder(self.holder(op)).identity(identity).lease(lease)
     }
 
@@ -63,6 +63,10 @@ impl Worker {
     }
 
     async fn hold_and_keep(&self, op: u64, lock: Lock, identity: String, random: &mut Rng) {
+        // The store rejects an attempt after a later one has written.
+        if random.bool() {
+            self.write(op, &lock).await;
+        }
         self.hold(op, &lock, random).await;
         if random.u8(0..4) == 0 {
             return self.release(op, &lock).await;
