@@ -2,7 +2,7 @@
 //!
 //! `LOCK_SEARCH=long` runs hundreds of them, and tries every mutation. `LOCK_HISTORIES=100000` runs that many, from seed 0
 //! or from `LOCK_FIRST=5000`, which is also where a search for a mutation begins.
-//! `LOCK_SEED=42` runs one of each kind and prints it. `LOCK_MUTATION=ticket` tries the mutations with that in their name.
+//! `LOCK_SEED=42` runs one of each kind and prints it. `LOCK_MUTATION=takeover` tries the mutations with that in their name.
 
 use std::env;
 use std::fmt::Debug;

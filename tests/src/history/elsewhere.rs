@@ -9,10 +9,10 @@ use futures_util::future::{BoxFuture, join_all};
 use lambda_lock::{Attempt, Turn};
 use tokio::time::{sleep, timeout};
 
+use super::Scene;
+use super::actor::{Kind as _, Report as _, release};
 use super::ledger::Operation;
 use super::stage::{Network, millis};
-use super::workflow::Kind as _;
-use super::{Scene, release};
 
 /// How many executions wait for one key.
 const EXECUTIONS: usize = 3;
@@ -44,7 +44,7 @@ fn execute(
         let lease = millis(&mut random, 500..=2500);
         for number in 0..ATTEMPTS {
             let name = format!("{execution} attempt {number}");
-            let operation = Operation::new(&name, key.clone(), Arc::clone(&scene.ledger));
+            let operation = Operation::new(&name, key.clone(), None, Arc::clone(&scene.ledger));
             let host = scene.host(&mut random, Network::Bad);
             let acquire = scene.stage.locks(&host).acquire(&key).holder(&operation.name).lease(lease);
             let attempt = acquire.wait(Duration::from_mins(1)).attempt_in_turn(turn.as_deref().map(read));
@@ -55,7 +55,7 @@ fn execute(
                     let lock = Arc::new(lock);
                     operation.acquired(&lock, Duration::ZERO);
                     sleep(lease.mul_f64(random.f64() * 0.9)).await;
-                    return release(&operation, &lock).await;
+                    return release(&*scene, &operation, &lock).await;
                 }
                 Ok(Ok(Attempt::Waiting(next))) => {
                     operation.postponed(next.delay());

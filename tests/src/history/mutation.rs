@@ -78,14 +78,14 @@ impl Mutation {
         Self {
             name: "TTL earlier than the lease's end",
             breaks: HOLDERS,
-            first_seed: 107,
+            first_seed: 110,
             request: ttl_too_early,
             ..Self::NONE
         },
         Self {
             name: "a late renewal moves the end back",
             breaks: HOLDERS,
-            first_seed: 268,
+            first_seed: 1125,
             request: |request| ignore(request, Purpose::Renew, "sequence"),
             ..Self::NONE
         },
@@ -123,6 +123,7 @@ impl Mutation {
         Self {
             name: "a takeover does not check the identity",
             breaks: FREED,
+            first_seed: 50,
             request: |request| takeover_unread(request, &["owner"]),
             ..Self::NONE
         },
@@ -132,7 +133,13 @@ impl Mutation {
             request: |request| takeover_unread(request, &["fence"]),
             ..Self::NONE
         },
-        Self { name: "a takeover takes what was released", breaks: FREED, request: takeover_of_released, ..Self::NONE },
+        Self {
+            name: "a takeover takes what was released",
+            breaks: FREED,
+            first_seed: 65,
+            request: takeover_of_released,
+            ..Self::NONE
+        },
         Self { name: "a takeover takes what has ended", breaks: FREED, request: takeover_of_ended, ..Self::NONE },
         Self {
             name: "a takeover keeps the fence of the step before",

@@ -8,72 +8,16 @@ use std::time::Duration;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Acquire, Error, Lock, Locks, Wait};
+use lambda_lock::{Acquire, Lock};
 use tokio::time::{sleep, timeout};
 
-use super::stage::{Network, Stage, Waiting, millis};
+use super::actor::{self, Kind, Report, min_hold, release, renew};
+use super::stage::{Network, Waiting, millis};
 
 /// One history in so many has workflows.
 const EVERY: u64 = 3;
 
-/// What the workflows of a kind of history do.
-pub(crate) trait Kind: Send + Sync + Sized + 'static {
-    /// What a workflow acquires.
-    type Wanted: Send + Sync;
-    /// One attempt of a step, which reports to the ledger.
-    type Operation: Send + Sync;
-
-    /// How many workflows a history has, if it has any.
-    const WORKFLOWS: u64;
-
-    fn stage(&self) -> &Stage;
-
-    fn host(&self, random: &mut Rng, network: Network) -> Host;
-
-    fn draw(&self, random: &mut Rng) -> Self::Wanted;
-
-    /// What nobody else wants.
-    fn alone(&self) -> Self::Wanted;
-
-    /// A key of what is wanted.
-    fn key(operation: &Self::Operation) -> &str;
-
-    fn operation(&self, name: &str, wanted: &Self::Wanted, identity: &str, random: &mut Rng) -> Self::Operation;
-
-    /// Acquires what the operation is for, and reports it.
-    fn acquire(
-        &self,
-        operation: &Self::Operation,
-        ask: Ask<'_>,
-        random: &mut Rng,
-    ) -> impl Future<Output = Option<Arc<Lock>>> + Send;
-
-    /// Writes to a receiver that keeps the largest fence, if there is one.
-    fn write(&self, _: &Self::Operation, _: &Lock) {}
-
-    fn renew(&self, operation: &Self::Operation, held: &Arc<Lock>, lease: Duration) -> impl Future<Output = ()> + Send;
-
-    fn release(&self, operation: &Self::Operation, held: &Arc<Lock>) -> impl Future<Output = ()> + Send;
-
-    /// Frees for the identity what the operation is for, and reports it.
-    fn stop(&self, operation: &Self::Operation, locks: &Locks, identity: &str) -> impl Future<Output = ()> + Send;
-
-    /// Reports the end of an attempt without a release.
-    fn ended(&self, operation: &Self::Operation, how: &str);
-
-    /// Reports the end of an attempt whose lock stays. Another client waits for it.
-    fn left(self: &Arc<Self>, operation: &Self::Operation, how: &str, random: Rng);
-}
-
-/// What an attempt asks for.
-pub(crate) struct Ask<'a> {
-    pub(crate) locks: &'a Locks,
-    identity: &'a str,
-    lease: Duration,
-    wait: Wait,
-    how: How,
-}
-
+/// How an attempt acquires.
 #[derive(Clone, Copy)]
 enum How {
     Acquire,
@@ -82,16 +26,25 @@ enum How {
     TakeOverFrom(u64),
 }
 
-impl Ask<'_> {
-    /// Sends this acquire.
-    pub(crate) async fn send(self, acquire: Acquire) -> Result<Arc<Lock>, Error> {
-        let acquire = acquire.identity(self.identity).lease(self.lease).wait(self.wait);
-        let lock = match self.how {
-            How::Acquire => acquire.await?,
-            How::TakeOver => acquire.take_over().await?,
-            How::TakeOverFrom(fence) => acquire.take_over_from(fence).await?,
+impl How {
+    /// Sends this acquire, and reports what came of it.
+    async fn send(self, operation: &impl Report, acquire: Acquire, min_hold: Duration) -> Option<Arc<Lock>> {
+        let acquired = match self {
+            Self::Acquire => acquire.await,
+            Self::TakeOver => acquire.take_over().await,
+            Self::TakeOverFrom(fence) => acquire.take_over_from(fence).await,
         };
-        Ok(Arc::new(lock))
+        match acquired {
+            Ok(lock) => {
+                let lock = Arc::new(lock);
+                operation.acquired(&lock, min_hold);
+                Some(lock)
+            }
+            Err(error) => {
+                operation.refused(&error);
+                None
+            }
+        }
     }
 }
 
@@ -142,14 +95,14 @@ async fn workflow<K: Kind>(scene: Arc<K>, number: u64, mut random: Rng) {
         let name = format!("workflow {number} step {step}");
         // Each attempt of the step has this input.
         let fence = *execution.fence.lock().unwrap();
-        let operation = scene.operation(&name, &execution.wanted, &execution.identity, &mut random);
+        let operation = scene.operation(&name, &execution.wanted, Some(&execution.identity), &mut random);
         let mut attempt = Box::pin(execution.attempt(&operation, &host, fence, random.fork()));
         match random.u8(0..8) {
             // The host crashes, and the next attempt comes from another one.
             0 => {
                 if timeout(millis(&mut random, 0..=2000), &mut attempt).await.is_err() {
                     host.crash();
-                    scene.left(&operation, "crashed", random.fork());
+                    actor::left(&scene, &execution.wanted, &operation, "crashed", random.fork());
                     drop(attempt);
                     host = scene.host(&mut random, Network::Bad);
                 }
@@ -163,7 +116,7 @@ async fn workflow<K: Kind>(scene: Arc<K>, number: u64, mut random: Rng) {
             // The step is cancelled, and the host continues.
             3 => {
                 let _ = timeout(millis(&mut random, 0..=800), attempt).await;
-                scene.ended(&operation, "was dropped, or had ended");
+                operation.ended("was dropped, or had ended");
             }
             // A duplicate of the step comes while the workflow goes on.
             4 | 5 => {
@@ -183,21 +136,22 @@ async fn alone<K: Kind>(scene: Arc<K>, mut random: Rng) {
     let (wanted, identity) = (scene.alone(), "execution alone");
     let mut fence = None;
     for step in 0..3 {
-        let operation = scene.operation(&format!("workflow alone step {step}"), &wanted, identity, &mut random);
+        let name = format!("workflow alone step {step}");
+        let operation = scene.operation(&name, &wanted, Some(identity), &mut random);
         let host = scene.host(&mut random, Network::Bad);
-        let locks = scene.stage().locks(&host);
         let lease = millis(&mut random, 300..=2500);
-        let wait = Waiting::Backoff.up_to(millis(&mut random, 0..=2000));
         let how = match fence {
             Some(fence) if random.bool() => How::TakeOverFrom(fence),
             _ if step > 0 && random.bool() => How::TakeOver,
             _ => How::Acquire,
         };
-        let held = scene.acquire(&operation, Ask { locks: &locks, identity, lease, wait, how }, &mut random).await;
+        let wait = Waiting::Backoff.up_to(millis(&mut random, 0..=2000));
+        let acquire = actor::acquire(&*scene, &host, &operation, &mut random).lease(lease).wait(wait);
+        let held = how.send(&operation, acquire, Duration::ZERO).await;
         fence = held.as_ref().map(|held| held.fence()).or(fence);
         sleep(lease.mul_f64(random.f64() / 2.0)).await;
         host.crash();
-        scene.ended(&operation, "crashed, or had ended");
+        operation.ended("crashed, or had ended");
         drop(held);
         sleep(lease.mul_f64(2.0 * random.f64())).await;
     }
@@ -207,14 +161,14 @@ impl<K: Kind> Execution<K> {
     /// Another attempt of a step, on a host of its own.
     async fn duplicate(self: Arc<Self>, name: String, fence: Option<u64>, after: Duration, mut random: Rng) {
         sleep(after).await;
-        let operation = self.scene.operation(&name, &self.wanted, &self.identity, &mut random);
+        let operation = self.scene.operation(&name, &self.wanted, Some(&self.identity), &mut random);
         let host = self.scene.host(&mut random, Network::Bad);
         self.attempt(&operation, &host, fence, random).await;
     }
 
     /// One attempt of a step. The step before has passed on its fence, if there was one.
     async fn attempt(&self, operation: &K::Operation, host: &Host, fence: Option<u64>, mut random: Rng) {
-        let Self { scene, identity, .. } = self;
+        let scene = &self.scene;
         let locks = scene.stage().locks(host);
         let lease = millis(&mut random, 300..=2500);
         let wait = Waiting::draw(&mut random).up_to(millis(&mut random, 0..=4000));
@@ -222,19 +176,21 @@ impl<K: Kind> Execution<K> {
             (None, 0..=5) | (_, 0 | 1) => How::Acquire,
             (None, _) | (_, 2) => How::TakeOver,
             // A wrong fence: that of the present holder.
-            (_, 3) => match locks.get(K::key(operation)).await.ok().flatten().and_then(|holder| holder.fence()) {
+            (_, 3) => match locks.get(operation.key()).await.ok().flatten().and_then(|holder| holder.fence()) {
                 Some(fence) => How::TakeOverFrom(fence),
                 None => How::TakeOver,
             },
             (Some(fence), _) => How::TakeOverFrom(fence),
         };
-        let ask = Ask { locks: &locks, identity, lease, wait, how };
-        let Some(held) = scene.acquire(operation, ask, &mut random).await else { return };
-        scene.write(operation, &held);
+        let min_hold = min_hold::<K>(&mut random);
+        let acquire = actor::acquire(&**scene, host, operation, &mut random).lease(lease).wait(wait);
+        let acquire = if min_hold.is_zero() { acquire } else { acquire.min_hold(min_hold) };
+        let Some(held) = how.send(operation, acquire, min_hold).await else { return };
+        operation.writes(&held);
         sleep(lease.mul_f64(random.f64())).await;
-        scene.write(operation, &held);
+        operation.writes(&held);
         match random.u8(0..4) {
-            0 | 1 => scene.renew(operation, &held, lease).await,
+            0 | 1 => renew(&**scene, operation, &held, lease).await,
             // The answer to the last request of this process may be lost, or the request late.
             2 => drop(timeout(millis(&mut random, 0..=200), held.renew(lease.mul_f64(0.5 + random.f64()))).await),
             _ => {}
@@ -244,20 +200,20 @@ impl<K: Kind> Execution<K> {
                 *self.fence.lock().unwrap() = Some(held.fence());
                 // The ledger borrows what is held only for a moment.
                 Arc::into_inner(held).unwrap().keep();
-                scene.left(operation, "kept its lock", random);
+                actor::left(scene, &self.wanted, operation, "kept its lock", random);
             }
             // The execution is stopped. Another host frees what it holds, and its holder does not always learn of it.
             is_told @ (5 | 6) => {
                 let other = scene.stage().locks(&scene.host(&mut random, Network::Good));
-                scene.stop(operation, &other, identity).await;
+                operation.stop(&other).await;
                 if is_told == 5 {
-                    scene.release(operation, &held).await;
+                    release(&**scene, operation, &held).await;
                 } else {
-                    scene.ended(operation, "was stopped");
+                    operation.ended("was stopped");
                 }
             }
-            7 => scene.ended(operation, "dropped its lock"),
-            _ => scene.release(operation, &held).await,
+            7 => operation.ended("dropped its lock"),
+            _ => release(&**scene, operation, &held).await,
         }
     }
 }

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Error, ErrorKind, Holder, Lock};
+use lambda_lock::{Error, ErrorKind, Holder, Lock, Locks};
 use serde_json::Value;
 
 use super::{Counts, Outcome};
 use crate::guarantee::{FENCES, FREED, ITSELF, ORDER, OWNERS, READABLE, SERVED, WITHDRAWN};
+use crate::history::actor::{Report, Sent};
 use crate::history::book::{Book, Judged, Observe, Observer, Page, Valid, described, may_have_ended};
 use crate::history::holders::{Holders, Holding};
 use crate::history::identities::{Before, Identities, short, start_of};
 use crate::history::operator::Judge;
-use crate::history::stage::Stage;
+use crate::history::stage::{Stage, Waiting};
 use crate::request::expression::Condition;
 use crate::request::{LAST_SEQUENCE, Purpose, Request, Write, identity_of, permit_of};
 
@@ -322,35 +323,15 @@ struct Identity {
 }
 
 impl Operation {
-    pub(super) fn new(name: &str, key: String, permits: u32, ledger: Arc<Ledger>) -> Self {
+    pub(super) fn new(name: &str, (key, permits): (String, u32), identity: Option<&str>, ledger: Arc<Ledger>) -> Self {
         // The mutation that forgets the skew reads the skew here.
         let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
-        Self { name, key, permits, identity: None, ledger }
-    }
-
-    /// The same, for this identity.
-    pub(super) fn of_identity(self, identity: &str) -> Self {
-        let place = place_of(&self.key, &start_of(identity));
-        let before = self.ledger.state().identities.before(&place);
-        Self { identity: Some(Identity { name: identity.to_owned(), place, before }), ..self }
-    }
-
-    /// Records an acquired permit, whose validity others can query.
-    pub(super) fn acquired(&self, permit: &Arc<Lock>) {
-        let (ledger, fence) = (&self.ledger, permit.fence());
-        let mut state = ledger.state();
-        state.counts.acquired += 1;
-        ledger.log(&mut state, &format!("{} acquired {} with fence {fence}", self.name, self.key));
-        match state.applied.get(&(self.key.clone(), fence)) {
-            Some(operation) if *operation == self.name => {}
-            other => {
-                let other = format!("{other:?}");
-                ledger.broke(&mut state, format!("{} was given a permit that the table gave {other}", self.name));
-            }
-        }
-        state.identities.acquired(&place_of(&self.key, name_of(permit.owner())), permit.owner());
-        self.hold(&mut state, permit.owner(), fence, Valid::Ask(Arc::downgrade(permit)));
-        self.check_holders(&mut state);
+        let identity = identity.map(|identity| {
+            let place = place_of(&key, &start_of(identity));
+            let before = ledger.state().identities.before(&place);
+            Identity { name: identity.to_owned(), place, before }
+        });
+        Self { name, key, permits, identity, ledger }
     }
 
     fn hold(&self, state: &mut State, owner: &str, fence: u64, valid: Valid<Lock>) {
@@ -373,98 +354,12 @@ impl Operation {
         }
     }
 
-    pub(super) fn refused(&self, error: &Error) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
-        self.check(&mut state, error);
-        // Only a takeover is lost before there is a permit.
-        if error.is_lost() {
-            state.counts.takeovers_refused += 1;
-            return self.refused_takeover(&mut state);
-        }
-        let Some(holder) = error.holder() else { return };
-        state.counts.held += 1;
-        let now = self.ledger.engine.now();
-        let useful = holder.permits().iter().filter(|permit| !may_have_ended(permit, now, self.ledger.longest_skew));
-        let fences = useful.filter_map(Holder::fence);
-        let own = fences.filter(|fence| state.applied.get(&(self.key.clone(), *fence)) == Some(&self.name)).count();
-        if own > 0 {
-            self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused by its own lost write", self.name));
-        }
-        // What its identity has released is in the way until the end of its minimum hold.
-        let start = self.identity.as_ref().map(|identity| start_of(&identity.name));
-        let is_own =
-            |permit: &Holder| start.as_ref().zip(permit.owner()).is_some_and(|(start, owner)| owner.starts_with(start));
-        if holder.permits().len() < self.permits as usize && !holder.permits().iter().any(is_own) {
-            self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused although there was room", self.name));
-        }
-    }
-
     /// A takeover finds what its identity has had since before, until the end of its lease.
     fn refused_takeover(&self, state: &mut State) {
         let Some(Identity { name, place, before }) = &self.identity else { return };
         let latest = self.ledger.engine.now() + self.ledger.longest_skew;
         if let Some(what) = state.identities.refused(place, name, before, latest) {
             self.ledger.broke(state, what);
-        }
-    }
-
-    /// Records that another host is about to free the permit of the identity.
-    pub(super) fn stops(&self) -> Before {
-        let Identity { name, place, .. } = self.identity.as_ref().unwrap();
-        self.ledger.state().identities.stops(place, name)
-    }
-
-    pub(super) fn stopped(&self, before: &Before, answer: &Result<bool, Error>) {
-        let Identity { name, place, .. } = self.identity.as_ref().unwrap();
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?}", self.name));
-        let is_freed = match answer {
-            Ok(is_freed) => *is_freed,
-            Err(error) => return self.check(&mut state, error),
-        };
-        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
-        if let Some(what) = state.identities.stopped(place, name, before, is_freed, latest) {
-            self.ledger.broke(&mut state, what);
-        }
-    }
-
-    /// Returns the earliest end of the lease while a renewal is under way that begins now. It may shorten the lease.
-    pub(super) fn earliest_end(&self, permit: &Lock, renewal: Duration) -> SystemTime {
-        permit.expires_at().min(self.ledger.engine.now() + renewal)
-    }
-
-    /// Records a renewal of a lease that ended at `end` by the clock of its host.
-    pub(super) fn renewed(&self, permit: &Lock, end: SystemTime, answer: Result<(), Error>) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
-        match answer {
-            Ok(()) => {
-                state.counts.renewed += 1;
-                self.check_holders(&mut state);
-            }
-            Err(error) => self.lost(&mut state, permit.owner(), end, &error),
-        }
-    }
-
-    pub(super) fn released(&self, permit: &Arc<Lock>, end: SystemTime, answer: Result<(), Error>) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
-        self.leave(&mut state);
-        let applied = state.was_released(permit.owner());
-        match answer {
-            // A release whose first attempt was not answered finds nothing of its permit. Others may have freed it.
-            Ok(()) if !applied && !self.is_superseded(&state, permit.owner()) => {
-                self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
-            }
-            Ok(()) => {}
-            Err(error) => {
-                let is_superseded = self.is_superseded(&state, permit.owner());
-                if error.is_lost() && applied && !is_superseded && self.is_before(end) {
-                    self.ledger.broke(&mut state, format!("{ITSELF}: {} did not recognise its own release", self.name));
-                }
-                self.lost(&mut state, permit.owner(), end, &error);
-            }
         }
     }
 
@@ -494,15 +389,124 @@ impl Operation {
         }
     }
 
-    /// The permit was dropped, or its outcome is unknown.
-    pub(super) fn ended(&self, how: &str) {
+    fn leave(&self, state: &mut State) {
+        state.holders.leave(&self.name);
+    }
+}
+
+impl Report for Operation {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn identity(&self) -> Option<&str> {
+        self.identity.as_ref().map(|identity| identity.name.as_str())
+    }
+
+    fn acquired(&self, permit: &Arc<Lock>, _: Duration) {
+        let (ledger, fence) = (&self.ledger, permit.fence());
+        let mut state = ledger.state();
+        state.counts.acquired += 1;
+        ledger.log(&mut state, &format!("{} acquired {} with fence {fence}", self.name, self.key));
+        match state.applied.get(&(self.key.clone(), fence)) {
+            Some(operation) if *operation == self.name => {}
+            other => {
+                let other = format!("{other:?}");
+                ledger.broke(&mut state, format!("{} was given a permit that the table gave {other}", self.name));
+            }
+        }
+        state.identities.acquired(&place_of(&self.key, name_of(permit.owner())), permit.owner());
+        self.hold(&mut state, permit.owner(), fence, Valid::Ask(Arc::downgrade(permit)));
+        self.check_holders(&mut state);
+    }
+
+    fn refused(&self, error: &Error) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
+        self.check(&mut state, error);
+        // Only a takeover is lost before there is a permit.
+        if error.is_lost() {
+            state.counts.takeovers_refused += 1;
+            return self.refused_takeover(&mut state);
+        }
+        let Some(holder) = error.holder() else { return };
+        state.counts.held += 1;
+        let now = self.ledger.engine.now();
+        let useful = holder.permits().iter().filter(|permit| !may_have_ended(permit, now, self.ledger.longest_skew));
+        let fences = useful.filter_map(Holder::fence);
+        let own = fences.filter(|fence| state.applied.get(&(self.key.clone(), *fence)) == Some(&self.name)).count();
+        if own > 0 {
+            self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused by its own lost write", self.name));
+        }
+        // What its identity has released is in the way until the end of its minimum hold.
+        let start = self.identity.as_ref().map(|identity| start_of(&identity.name));
+        let is_own =
+            |permit: &Holder| start.as_ref().zip(permit.owner()).is_some_and(|(start, owner)| owner.starts_with(start));
+        if holder.permits().len() < self.permits as usize && !holder.permits().iter().any(is_own) {
+            self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused although there was room", self.name));
+        }
+    }
+
+    fn renewed(&self, permit: &Arc<Lock>, Sent { end, .. }: Sent, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
+        match answer {
+            Ok(()) => {
+                state.counts.renewed += 1;
+                self.check_holders(&mut state);
+            }
+            Err(error) => self.lost(&mut state, permit.owner(), end, &error),
+        }
+    }
+
+    fn released(&self, permit: &Arc<Lock>, Sent { end, .. }: Sent, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
+        self.leave(&mut state);
+        let applied = state.was_released(permit.owner());
+        match answer {
+            // A release whose first attempt was not answered finds nothing of its permit. Others may have freed it.
+            Ok(()) if !applied && !self.is_superseded(&state, permit.owner()) => {
+                self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
+            }
+            Ok(()) => {}
+            Err(error) => {
+                let is_superseded = self.is_superseded(&state, permit.owner());
+                if error.is_lost() && applied && !is_superseded && self.is_before(end) {
+                    self.ledger.broke(&mut state, format!("{ITSELF}: {} did not recognise its own release", self.name));
+                }
+                self.lost(&mut state, permit.owner(), end, &error);
+            }
+        }
+    }
+
+    async fn stop(&self, locks: &Locks) {
+        let Identity { name, place, .. } = self.identity.as_ref().unwrap();
+        let before = self.ledger.state().identities.stops(place, name);
+        let answer = locks.release_identity(&self.key, name).await;
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?}", self.name));
+        let is_freed = match answer {
+            Ok(is_freed) => is_freed,
+            Err(error) => return self.check(&mut state, &error),
+        };
+        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
+        if let Some(what) = state.identities.stopped(place, name, &before, is_freed, latest) {
+            self.ledger.broke(&mut state, what);
+        }
+    }
+
+    fn ended(&self, how: &str) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
     }
 
-    /// The host crashed, or has kept its permit, and another client waits for one. Returns whether it held one.
-    pub(super) fn left(&self, how: &str) -> bool {
+    fn left(&self, how: &str, _: Waiting) -> bool {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
@@ -512,12 +516,8 @@ impl Operation {
         held
     }
 
-    pub(super) fn broke(&self, what: &str, how: &dyn Debug) {
+    fn broke(&self, what: &str, how: &dyn Debug) {
         let mut state = self.ledger.state();
         self.ledger.broke(&mut state, format!("{what}: {} {}: {how:?}", self.name, self.key));
-    }
-
-    fn leave(&self, state: &mut State) {
-        state.holders.leave(&self.name);
     }
 }

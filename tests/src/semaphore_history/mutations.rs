@@ -39,7 +39,7 @@ pub const MUTATIONS: [Mutation; 20] = [
         request: fence_stands_still,
         ..Mutation::NONE
     },
-    Mutation { name: "clock skew not added", breaks: HOLDERS, first_seed: 18, request: no_skew, ..Mutation::NONE },
+    Mutation { name: "clock skew not added", breaks: HOLDERS, first_seed: 24, request: no_skew, ..Mutation::NONE },
     Mutation { name: "no nonce check on refusal", breaks: ITSELF, answer: foreign_nonce, ..Mutation::NONE },
     Mutation {
         name: "a release lowers the count twice",
@@ -51,7 +51,7 @@ pub const MUTATIONS: [Mutation; 20] = [
     Mutation {
         name: "a release forgets the attempts that were not answered",
         breaks: OWNERS,
-        first_seed: 74,
+        first_seed: 90,
         request: unanswered_forgotten,
         ..Mutation::NONE
     },
@@ -71,13 +71,14 @@ pub const MUTATIONS: [Mutation; 20] = [
     Mutation {
         name: "TTL earlier than the leases' end",
         breaks: HOLDERS,
-        first_seed: 24,
+        first_seed: 29,
         request: ttl_too_early,
         ..Mutation::NONE
     },
     Mutation {
         name: "a takeover leaves the sequence of the earlier holder",
         breaks: OWNERS,
+        first_seed: 242,
         request: takeover_leaves_sequence,
         ..Mutation::NONE
     },

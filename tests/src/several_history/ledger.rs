@@ -2,22 +2,23 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Error, ErrorKind, Holder, Lock};
+use lambda_lock::{Error, ErrorKind, Holder, Lock, Locks};
 use serde_json::{Value, json};
 
 use super::Counts;
 use crate::guarantee::{ALL_OR_NONE, FENCES, FREED, ITSELF, OWNERS, READABLE, REPEATED, SERVED, WITHDRAWN};
 use crate::history::Outcome;
+use crate::history::actor::{Report, Sent};
 use crate::history::book::{Book, Judged, Observe, Observer, Page, Valid, described, may_have_ended};
 use crate::history::holders::{Holders, Holding};
 use crate::history::identities::{Before, Identities, short};
 use crate::history::liveness::refused_while_free;
 use crate::history::operator::Judge;
-use crate::history::stage::Stage;
+use crate::history::stage::{Stage, Waiting};
 use crate::history::twist::REPEATED_FOR;
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
@@ -30,6 +31,7 @@ pub(super) struct Ledger {
     /// The chance that a request conflicts with a transaction, or that a transaction is throttled.
     conflicts: f64,
     random: Mutex<Rng>,
+    clock_skew: Duration,
     /// That of the deployment with the longest one.
     longest_skew: Duration,
 }
@@ -65,7 +67,7 @@ impl Ledger {
     pub(super) fn new(stage: &Stage, mut random: Rng) -> Self {
         let (has_tokens, conflicts) = (random.bool(), [0.0, 0.1][random.usize(0..2)]);
         let (book, longest_skew) = (Book::new(stage.engine.clone()), stage.longest_skew());
-        Self { book, has_tokens, conflicts, random: Mutex::new(random), longest_skew }
+        Self { book, has_tokens, conflicts, random: Mutex::new(random), clock_skew: stage.clock_skew, longest_skew }
     }
 
     pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -266,26 +268,70 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    pub(super) fn new(name: String, mut keys: Vec<String>, ledger: Arc<Ledger>) -> Self {
+    pub(super) fn new(name: &str, mut keys: Vec<String>, identity: Option<&str>, ledger: Arc<Ledger>) -> Self {
+        // The mutation that forgets the skew reads the skew here.
+        let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
         keys.sort_unstable();
-        ledger.state().wanted.insert(name.clone(), keys.clone());
-        Self { name, keys, identity: None, ledger }
-    }
-
-    /// The same, for this identity.
-    pub(super) fn of_identity(self, identity: &str) -> Self {
-        let state = self.ledger.state();
-        let before = self.keys.iter().map(|key| state.identities.before(key)).collect();
+        let mut state = ledger.state();
+        state.wanted.insert(name.clone(), keys.clone());
+        let before = || keys.iter().map(|key| state.identities.before(key)).collect();
+        let identity = identity.map(|identity| (identity.to_owned(), before()));
         drop(state);
-        Self { identity: Some((identity.to_owned(), before)), ..self }
+        Self { name, keys, identity, ledger }
     }
 
-    /// The identity, or no text.
-    pub(super) fn identity(&self) -> &str {
-        self.identity.as_ref().map_or("", |(identity, _)| identity)
+    fn check_holders(&self, state: &mut State) {
+        let has_lost = |key: &str, owner: &str| state.identities.is_superseded(key, owner);
+        if let Some(what) = state.holders.violation(&self.keys, self.ledger.engine.now(), has_lost) {
+            self.ledger.broke(state, what);
+        }
     }
 
-    pub(super) fn acquired(&self, held: &Arc<Lock>) {
+    /// A takeover finds what its identity has had since before, until the end of its lease.
+    fn refused_takeover(&self, state: &mut State) {
+        let Some((identity, before)) = &self.identity else { return };
+        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
+        let mut each = self.keys.iter().zip(before);
+        if each.all(|(key, before)| state.identities.has_held(key, identity, before, latest)) {
+            self.ledger.broke(state, format!("{FREED}: {} did not find the locks of its identity", self.name));
+        }
+    }
+
+    fn lost(&self, state: &mut State, held: &Lock) {
+        state.counts.lost += 1;
+        let is_superseded = self.keys.iter().any(|key| state.identities.is_superseded(key, held.owner()));
+        state.counts.superseded += usize::from(is_superseded);
+    }
+
+    /// A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail, or a
+    /// partition and other transactions that prevent it for as long.
+    fn unanswered(&self, state: &mut State, sent: Sent, error: &Error) {
+        let is_prevented = matches!(error.kind(), ErrorKind::Throttled | ErrorKind::Conflict);
+        let was_repeated = is_prevented && sent.at + REPEATED_FOR <= self.ledger.engine.now();
+        if error.kind() != ErrorKind::Unavailable && !was_repeated {
+            self.ledger.broke(state, format!("{REPEATED}: {} gave up {:?}: {error}", self.name, self.keys));
+        }
+    }
+
+    fn leave(&self, state: &mut State) {
+        state.holders.leave(&self.name);
+    }
+}
+
+impl Report for Operation {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn key(&self) -> &str {
+        &self.keys[0]
+    }
+
+    fn identity(&self) -> Option<&str> {
+        self.identity.as_ref().map(|(identity, _)| identity.as_str())
+    }
+
+    fn acquired(&self, held: &Arc<Lock>, _: Duration) {
         let mut state = self.ledger.state();
         match held.keys() {
             [_] => state.counts.locks += 1,
@@ -305,14 +351,7 @@ impl Operation {
         self.check_holders(&mut state);
     }
 
-    fn check_holders(&self, state: &mut State) {
-        let has_lost = |key: &str, owner: &str| state.identities.is_superseded(key, owner);
-        if let Some(what) = state.holders.violation(&self.keys, self.ledger.engine.now(), has_lost) {
-            self.ledger.broke(state, what);
-        }
-    }
-
-    pub(super) fn refused(&self, error: &Error) {
+    fn refused(&self, error: &Error) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
         if error.kind() == ErrorKind::MalformedRow {
@@ -338,32 +377,7 @@ impl Operation {
         }
     }
 
-    /// A takeover finds what its identity has had since before, until the end of its lease.
-    fn refused_takeover(&self, state: &mut State) {
-        let Some((identity, before)) = &self.identity else { return };
-        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
-        let mut each = self.keys.iter().zip(before);
-        if each.all(|(key, before)| state.identities.has_held(key, identity, before, latest)) {
-            self.ledger.broke(state, format!("{FREED}: {} did not find the locks of its identity", self.name));
-        }
-    }
-
-    /// Records that another host is about to free this key for the identity.
-    pub(super) fn stops(&self, key: &str) -> Before {
-        self.ledger.state().identities.stops(key, self.identity())
-    }
-
-    pub(super) fn stopped(&self, key: &str, before: &Before, answer: &Result<bool, Error>) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?} for {key}", self.name));
-        let Ok(is_freed) = *answer else { return };
-        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
-        if let Some(what) = state.identities.stopped(key, self.identity(), before, is_freed, latest) {
-            self.ledger.broke(&mut state, what);
-        }
-    }
-
-    pub(super) fn renewed(&self, held: &Lock, sent: SystemTime, answer: Result<(), Error>) {
+    fn renewed(&self, held: &Arc<Lock>, sent: Sent, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} renewed {:?}: {}", self.name, self.keys, described(&answer)));
         match answer {
@@ -376,28 +390,7 @@ impl Operation {
         }
     }
 
-    fn lost(&self, state: &mut State, held: &Lock) {
-        state.counts.lost += 1;
-        let is_superseded = self.keys.iter().any(|key| state.identities.is_superseded(key, held.owner()));
-        state.counts.superseded += usize::from(is_superseded);
-    }
-
-    /// The time by the clock of the engine.
-    pub(super) fn now(&self) -> SystemTime {
-        self.ledger.engine.now()
-    }
-
-    /// A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail, or a
-    /// partition and other transactions that prevent it for as long.
-    fn unanswered(&self, state: &mut State, sent: SystemTime, error: &Error) {
-        let is_prevented = matches!(error.kind(), ErrorKind::Throttled | ErrorKind::Conflict);
-        let was_repeated = is_prevented && sent + REPEATED_FOR <= self.now();
-        if error.kind() != ErrorKind::Unavailable && !was_repeated {
-            self.ledger.broke(state, format!("{REPEATED}: {} gave up {:?}: {error}", self.name, self.keys));
-        }
-    }
-
-    pub(super) fn released(&self, held: &Lock, sent: SystemTime, answer: Result<(), Error>) {
+    fn released(&self, held: &Arc<Lock>, sent: Sent, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} released {:?}: {}", self.name, self.keys, described(&answer)));
         match answer {
@@ -413,14 +406,28 @@ impl Operation {
         self.leave(&mut state);
     }
 
-    pub(super) fn ended(&self, how: &str) {
+    async fn stop(&self, locks: &Locks) {
+        let (identity, _) = self.identity.as_ref().unwrap();
+        for key in &self.keys {
+            let before = self.ledger.state().identities.stops(key, identity);
+            let answer = locks.release_identity(key, identity).await;
+            let mut state = self.ledger.state();
+            self.ledger.log(&mut state, &format!("{} was stopped: {answer:?} for {key}", self.name));
+            let Ok(is_freed) = answer else { continue };
+            let latest = self.ledger.engine.now() + self.ledger.longest_skew;
+            if let Some(what) = state.identities.stopped(key, identity, &before, is_freed, latest) {
+                self.ledger.broke(&mut state, what);
+            }
+        }
+    }
+
+    fn ended(&self, how: &str) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
     }
 
-    /// The host crashed, or has kept its locks, and another client waits for the keys. Returns whether it held them.
-    pub(super) fn left(&self, how: &str) -> bool {
+    fn left(&self, how: &str, _: Waiting) -> bool {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
@@ -434,12 +441,8 @@ impl Operation {
         held
     }
 
-    pub(super) fn broke(&self, what: &str, how: &dyn Debug) {
+    fn broke(&self, what: &str, how: &dyn Debug) {
         let mut state = self.ledger.state();
         self.ledger.broke(&mut state, format!("{what}: {} {:?}: {how:?}", self.name, self.keys));
-    }
-
-    fn leave(&self, state: &mut State) {
-        state.holders.leave(&self.name);
     }
 }

@@ -35,7 +35,7 @@ pub const MUTATIONS: [Mutation; 15] = [
     Mutation {
         name: "acquire ignores a withdrawal",
         breaks: WITHDRAWN,
-        first_seed: 56,
+        first_seed: 66,
         request: |request| request.items_for(Purpose::Acquire).for_each(|acquire| acquire.ignore("withdrawn")),
         ..Mutation::NONE
     },

@@ -3,8 +3,9 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambda_lock::{Error, ErrorKind, Lock};
+use lambda_lock::{Error, ErrorKind, Lock, Locks};
 
+use super::super::actor::{Report, Sent};
 use super::super::book::{described, may_have_ended};
 use super::super::identities::Before;
 use super::super::stage::Waiting;
@@ -22,36 +23,11 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    pub(crate) fn new(name: &str, key: String, ledger: Arc<Ledger>) -> Self {
+    pub(crate) fn new(name: &str, key: String, identity: Option<&str>, ledger: Arc<Ledger>) -> Self {
         // The mutation that forgets the skew reads the skew here.
         let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
-        Self { name, key, identity: None, ledger }
-    }
-
-    /// The same, for this identity.
-    pub(crate) fn of_identity(self, identity: &str) -> Self {
-        let before = self.ledger.state().identities.before(&self.key);
-        Self { identity: Some((identity.to_owned(), before)), ..self }
-    }
-
-    /// Records an acquired lock, whose validity others can query.
-    pub(crate) fn acquired(&self, lock: &Arc<Lock>, min_hold: Duration) {
-        self.enter(lock, min_hold, Valid::Ask(Arc::downgrade(lock)));
-    }
-
-    /// Writes to a receiver that keeps the largest fence of the key.
-    pub(crate) fn writes(&self, lock: &Lock) {
-        let mut state = self.ledger.state();
-        let last = state.written.get(&self.key).copied().unwrap_or_default();
-        if lock.fence() < last {
-            state.counts.writes_rejected += 1;
-            return self.ledger.log(&mut state, &format!("{} may not write any more", self.name));
-        }
-        let place = |fence| state.taken.iter().position(|taken| taken.key == self.key && taken.fence == fence);
-        if place(lock.fence()) < place(last) {
-            self.ledger.broke(&mut state, format!("{FENCES}: {}: {} wrote after a later one", self.key, self.name));
-        }
-        state.written.insert(self.key.clone(), lock.fence());
+        let identity = identity.map(|identity| (identity.to_owned(), ledger.state().identities.before(&key)));
+        Self { name, key, identity, ledger }
     }
 
     /// Begins the body of a `run`. It ends when the returned value is dropped, which a cancellation does too.
@@ -97,7 +73,47 @@ impl Operation {
         }
     }
 
-    pub(crate) fn refused(&self, error: &Error) {
+    /// The wait goes on in another process.
+    pub(crate) fn postponed(&self, delay: Duration) {
+        let mut state = self.ledger.state();
+        state.counts.postponed += 1;
+        self.ledger.log(&mut state, &format!("{} keeps its turn for {delay:?}", self.name));
+    }
+
+    pub(crate) fn cancelled(&self) {
+        self.ledger.state().counts.lost += 1;
+        self.ended("was cancelled at the end of its lease");
+    }
+
+    pub(crate) fn completed(&self) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} completed", self.name));
+        self.leave(&mut state);
+    }
+
+    fn leave(&self, state: &mut State) {
+        state.holders.leave(&self.name);
+    }
+}
+
+impl Report for Operation {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn identity(&self) -> Option<&str> {
+        self.identity.as_ref().map(|(identity, _)| identity.as_str())
+    }
+
+    fn acquired(&self, lock: &Arc<Lock>, min_hold: Duration) {
+        self.enter(lock, min_hold, Valid::Ask(Arc::downgrade(lock)));
+    }
+
+    fn refused(&self, error: &Error) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
         if error.kind() == ErrorKind::MalformedRow {
@@ -121,31 +137,21 @@ impl Operation {
         }
     }
 
-    /// Records that another host is about to free the key for this identity.
-    pub(crate) fn stops(&self) -> Before {
-        let (identity, _) = self.identity.as_ref().unwrap();
-        self.ledger.state().identities.stops(&self.key, identity)
-    }
-
-    pub(crate) fn stopped(&self, before: &Before, answer: &Result<bool, Error>) {
-        let (identity, _) = self.identity.as_ref().unwrap();
+    fn writes(&self, lock: &Lock) {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?}", self.name));
-        let Ok(is_freed) = *answer else { return };
-        let latest = self.ledger.engine.now() + self.ledger.clock_skew + self.ledger.slack;
-        if let Some(what) = state.identities.stopped(&self.key, identity, before, is_freed, latest) {
-            self.ledger.broke(&mut state, what);
+        let last = state.written.get(&self.key).copied().unwrap_or_default();
+        if lock.fence() < last {
+            state.counts.writes_rejected += 1;
+            return self.ledger.log(&mut state, &format!("{} may not write any more", self.name));
         }
+        let place = |fence| state.taken.iter().position(|taken| taken.key == self.key && taken.fence == fence);
+        if place(lock.fence()) < place(last) {
+            self.ledger.broke(&mut state, format!("{FENCES}: {}: {} wrote after a later one", self.key, self.name));
+        }
+        state.written.insert(self.key.clone(), lock.fence());
     }
 
-    /// The wait goes on in another process.
-    pub(crate) fn postponed(&self, delay: Duration) {
-        let mut state = self.ledger.state();
-        state.counts.postponed += 1;
-        self.ledger.log(&mut state, &format!("{} keeps its turn for {delay:?}", self.name));
-    }
-
-    pub(crate) fn renewed(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
+    fn renewed(&self, lock: &Arc<Lock>, _: Sent, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
         match answer {
@@ -164,7 +170,7 @@ impl Operation {
         }
     }
 
-    pub(crate) fn released(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
+    fn released(&self, lock: &Arc<Lock>, _: Sent, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
         match answer {
@@ -184,27 +190,27 @@ impl Operation {
         self.leave(&mut state);
     }
 
-    pub(crate) fn cancelled(&self) {
-        self.ledger.state().counts.lost += 1;
-        self.ended("was cancelled at the end of its lease");
+    async fn stop(&self, locks: &Locks) {
+        let (identity, _) = self.identity.as_ref().unwrap();
+        let before = self.ledger.state().identities.stops(&self.key, identity);
+        let answer = locks.release_identity(&self.key, identity).await;
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?}", self.name));
+        let Ok(is_freed) = answer else { return };
+        let latest = self.ledger.engine.now() + self.ledger.clock_skew + self.ledger.slack;
+        if let Some(what) = state.identities.stopped(&self.key, identity, &before, is_freed, latest) {
+            self.ledger.broke(&mut state, what);
+        }
     }
 
-    /// The work was not done, or its outcome is unknown: clears the minimum hold.
-    pub(crate) fn ended(&self, how: &str) {
+    fn ended(&self, how: &str) {
         let mut state = self.ledger.state();
         state.holds.retain(|_, hold| self.name != hold.operation);
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
     }
 
-    pub(crate) fn completed(&self) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} completed", self.name));
-        self.leave(&mut state);
-    }
-
-    /// The host crashed, or has kept its lock, and another client waits for the key. Returns whether it held the key.
-    pub(crate) fn left(&self, how: &str, successor: Waiting) -> bool {
+    fn left(&self, how: &str, successor: Waiting) -> bool {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
@@ -219,13 +225,9 @@ impl Operation {
         true
     }
 
-    pub(crate) fn broke(&self, what: &str, how: &dyn Debug) {
+    fn broke(&self, what: &str, how: &dyn Debug) {
         let mut state = self.ledger.state();
         self.ledger.broke(&mut state, format!("{what}: {} {}: {how:?}", self.name, self.key));
-    }
-
-    fn leave(&self, state: &mut State) {
-        state.holders.leave(&self.name);
     }
 }
 
