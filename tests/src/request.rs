@@ -454,7 +454,6 @@ fn of_permit_named(condition: &Condition, update: &Update) -> Option<(Purpose, S
         let has = |name: &str| set().any(|(_, path, _)| path.name() == name);
         let purpose = match () {
             () if has("by") => Purpose::Acquire,
-            () if has("released") => Purpose::Release,
             () if has(PERMIT_LEASE_END) => Purpose::Renew,
             () => return None,
         };

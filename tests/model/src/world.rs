@@ -491,8 +491,7 @@ impl World {
             if is_acquire && old["status"]["S"] == "INPROGRESS" && old["owner"].is_null() {
                 self.reach("taken from another library");
             }
-            let is_kept = self::permits(new).any(|(_, permit)| !permit["released"].is_null())
-                || number(&new["in_progress_expiration"]) > Some(now);
+            let is_kept = number(&new["in_progress_expiration"]) > Some(now);
             if *what == "release" && is_kept {
                 self.reach("released, and held for a minimum time");
             }
@@ -797,7 +796,7 @@ fn number_of(row: &Value, owner: &str) -> Option<u64> {
             owner.strip_prefix(name).is_some_and(|nonce| nonce == permit["nonce"]["S"].as_str().unwrap_or_default())
         };
         let (_, permit) = permits(row).find(is_own)?;
-        return number(&permit["no"]).filter(|number| self::number(&permit["released"]) != Some(*number));
+        return number(&permit["no"]);
     }
     let is_own = row["status"]["S"] == "INPROGRESS" && row["owner"]["S"] == owner && row["released"] != row["fence"];
     number(&row["fence"]).filter(|_| is_own)
@@ -812,8 +811,7 @@ fn identity_of(owner: &str) -> Option<&str> {
 fn is_held_by(row: &Value, identity: &str, now: u64) -> bool {
     let is_own = |owner: &str| identity_of(owner) == Some(identity);
     if row["status"]["S"] == "SEMAPHORE" {
-        return permits(row)
-            .any(|(name, permit)| is_own(name) && number(&permit["end"]) > Some(now) && permit["released"].is_null());
+        return permits(row).any(|(name, permit)| is_own(name) && number(&permit["end"]) > Some(now));
     }
     let is_held = number(&row["in_progress_expiration"]) > Some(now) && row["released"] != row["fence"];
     is_held && row["owner"]["S"].as_str().is_some_and(is_own)

@@ -334,13 +334,6 @@ impl Operation {
         Self { name, key, permits, identity, ledger }
     }
 
-    fn hold(&self, state: &mut State, owner: &str, fence: u64, valid: Valid<Lock>) {
-        let (keys, owner, operation) = (vec![self.key.clone()], owner.to_owned(), self.name.clone());
-        // One that took a permit over has its age.
-        let fence = state.first_fences.get(&(self.key.clone(), fence)).copied().unwrap_or(fence);
-        state.holders.enter(Holding { operation, keys, owner, permits: Some(self.permits), fence, valid });
-    }
-
     /// Returns `true` if this owner has lost its permit to a later acquire of its identity, or because others have freed it.
     fn is_superseded(&self, state: &State, owner: &str) -> bool {
         state.identities.is_superseded(&place_of(&self.key, name_of(owner)), owner)
@@ -420,7 +413,11 @@ impl Report for Operation {
             }
         }
         state.identities.acquired(&place_of(&self.key, name_of(permit.owner())), permit.owner());
-        self.hold(&mut state, permit.owner(), fence, Valid::Ask(Arc::downgrade(permit)));
+        let (keys, owner, operation) = (vec![self.key.clone()], permit.owner().to_owned(), self.name.clone());
+        // One that took a permit over has its age.
+        let fence = state.first_fences.get(&(self.key.clone(), fence)).copied().unwrap_or(fence);
+        let (permits, valid) = (Some(self.permits), Valid::Ask(Arc::downgrade(permit)));
+        state.holders.enter(Holding { operation, keys, owner, permits, fence, valid });
         self.check_holders(&mut state);
     }
 
@@ -442,11 +439,7 @@ impl Report for Operation {
         if own > 0 {
             self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused by its own lost write", self.name));
         }
-        // What its identity has released is in the way until the end of its minimum hold.
-        let start = self.identity.as_ref().map(|identity| start_of(&identity.name));
-        let is_own =
-            |permit: &Holder| start.as_ref().zip(permit.owner()).is_some_and(|(start, owner)| owner.starts_with(start));
-        if holder.permits().len() < self.permits as usize && !holder.permits().iter().any(is_own) {
+        if holder.permits().len() < self.permits as usize {
             self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused although there was room", self.name));
         }
     }

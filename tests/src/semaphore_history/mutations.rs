@@ -186,21 +186,13 @@ fn releases_another(request: &mut Request) {
     }
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
         LAST.set(acquire.owner.clone());
-    } else if let Some(release) = request.writes.first_mut().filter(|write| frees(write)) {
+    } else if let Some(release) =
+        request.writes.first_mut().filter(|write| [Purpose::Free, Purpose::Release].contains(&write.purpose))
+    {
         let (own, other) = (release.owner.clone(), LAST.with_borrow(Clone::clone));
         release.rename(&permit_of(&own), &permit_of(&other));
         release.rename(&permit_fence_of(&own), &permit_fence_of(&other));
     }
-}
-
-/// Whether this frees a permit at once, for its owner or for others.
-fn frees(write: &Write) -> bool {
-    write.purpose == Purpose::Free || (write.purpose == Purpose::Release && frees_now(write))
-}
-
-/// Whether a release frees its permit at once, rather than after its minimum hold.
-fn frees_now(release: &Write) -> bool {
-    release.sets("permits").is_some()
 }
 
 fn no_skew(request: &mut Request) {
@@ -235,7 +227,7 @@ fn foreign_nonce(request: &Request, answer: &mut Answer) {
 
 /// A release is also applied to a permit that is gone.
 fn released_twice(request: &mut Request) {
-    if let Some(release) = request.update_for(Purpose::Release).filter(|release| frees_now(release)) {
+    if let Some(release) = request.update_for(Purpose::Release) {
         let permit = permit_of(&release.owner);
         release.rewrite(|term| {
             if let Condition::Compare(path, Comparison::Equal, _) = term

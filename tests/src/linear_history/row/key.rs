@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::place::{self, Left, Names, Place};
+use super::place::{self, Names, Place};
 use super::{compared, number_in, set, text_compared, text_in};
 use crate::request::{ASKED, LEASE_END, Purpose, Write, identity_of};
 
@@ -96,7 +96,7 @@ pub(super) enum Change {
 impl Change {
     pub(super) fn of(write: &Write) -> Self {
         let owner = write.owner.clone();
-        if let Some(change) = place::Change::of(write, NAMES, |_| set(write, "fence")) {
+        if let Some(change) = place::Change::of(write, NAMES) {
             return Self::Own(change);
         }
         let outcome = || {
@@ -169,10 +169,7 @@ impl Change {
                 let after = before.taken(owner, *number, *now, *end);
                 Some(if *is_asked { Key { asked: *number, ..after } } else { after })
             }
-            Self::Own(change) => match change.accepted(&held()?.place)? {
-                Left::Place(place) => Some(Key { place, ..before }),
-                Left::Nothing => None,
-            },
+            Self::Own(change) => Some(Key { place: change.accepted(&held()?.place)??, ..before }),
             Self::Free { seen, last, now, outcome } => {
                 let is_free = |key: &Key| key.place.is_released() && key.place.end <= *now;
                 held().filter(|key| key.place.is_of(&seen.0, seen.1) && !is_free(key))?;

@@ -64,37 +64,29 @@ enum What {
         end: u64,
         sequence: u64,
     },
-    /// Without an end, the place is gone.
+    /// Leaves this number and this end of a key, and nothing of a permit.
     Release {
-        last: u64,
-        end: Option<u64>,
+        left: Option<(u64, u64)>,
         sequence: u64,
     },
 }
 
-/// A release leaves this of a place.
-#[derive(Debug)]
-pub(super) enum Left {
-    Nothing,
-    Place(Place),
-}
-
 impl Change {
-    /// Returns `None` if it is something else. `last` is the number that a release leaves.
-    pub(super) fn of(write: &Write, names: Names, last: impl FnOnce(u64) -> u64) -> Option<Self> {
-        let own = || compared(write, names.number);
+    /// Returns `None` if it is something else.
+    pub(super) fn of(write: &Write, names: Names) -> Option<Self> {
         let what = match write.purpose {
             Purpose::Renew => What::Renew {
                 now: compared(write, names.end),
                 end: set(write, names.end),
                 sequence: set(write, "sequence"),
             },
-            Purpose::Release => {
-                What::Release { last: last(own()), end: write.number(names.end), sequence: compared(write, "sequence") }
-            }
+            Purpose::Release => What::Release {
+                left: write.number(names.end).map(|end| (set(write, names.number), end)),
+                sequence: compared(write, "sequence"),
+            },
             _ => return None,
         };
-        Some(Self { owner: write.owner.clone(), own: own(), what })
+        Some(Self { owner: write.owner.clone(), own: compared(write, names.number), what })
     }
 
     pub(super) fn owner(&self) -> &str {
@@ -102,22 +94,21 @@ impl Change {
     }
 
     /// What is left of the place if it accepts this.
-    pub(super) fn accepted(&self, place: &Place) -> Option<Left> {
+    pub(super) fn accepted(&self, place: &Place) -> Option<Option<Place>> {
         let Self { owner, own, what } = self;
         let is_own = place.is_of(owner, *own);
         let before = place.clone();
-        let (is_accepted, after) = match what {
+        let (is_accepted, after) = match *what {
             What::Renew { now, end, sequence } => {
-                let is_accepted = is_own && place.end > *now && place.sequence < *sequence;
-                (is_accepted, Place { end: *end, sequence: *sequence, ..before })
+                let is_accepted = is_own && place.end > now && place.sequence < sequence;
+                (is_accepted, Some(Place { end, sequence, ..before }))
             }
-            What::Release { last, end, sequence } => {
-                let is_again = place.is_of(owner, *last) && place.released == *last;
-                let is_accepted = (is_own || is_again) && place.sequence < *sequence;
-                let Some(end) = *end else { return is_accepted.then_some(Left::Nothing) };
-                (is_accepted, Place { number: *last, released: *last, end, sequence: *sequence, ..before })
+            What::Release { left, sequence } => {
+                let is_again = left.is_some_and(|(last, _)| place.is_of(owner, last) && place.released == last);
+                let after = left.map(|(last, end)| Place { number: last, released: last, end, sequence, ..before });
+                ((is_own || is_again) && place.sequence < sequence, after)
             }
         };
-        is_accepted.then_some(Left::Place(after))
+        is_accepted.then_some(after)
     }
 }

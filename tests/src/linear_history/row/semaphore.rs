@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::place::{self, Left, Names, Place};
+use super::place::{self, Names, Place};
 use super::{bounds, compared, number_in, set, text_compared, text_in};
 use crate::request::expression::{Comparison, Condition, Operand, Path};
 use crate::request::{PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Write, permit_fence_of, permit_of};
@@ -103,7 +103,7 @@ pub(super) enum Seen {
 
 impl Change {
     pub(super) fn of(write: &Write) -> Self {
-        if let Some(change) = place::Change::of(write, NAMES, |own| own + 1) {
+        if let Some(change) = place::Change::of(write, NAMES) {
             return Self::Own { change, withdrawn: write.gives_up() };
         }
         match write.purpose {
@@ -167,21 +167,20 @@ impl Change {
                 let identity = name.strip_prefix(&permit_of("")).unwrap_or_default();
                 let is_seen = match seen {
                     Seen::Permit { nonce, number } => permit.place.is_of(&format!("{identity}{nonce}"), *number),
-                    Seen::Fence(fence) => permit.fence == *fence && !permit.place.is_released(),
+                    Seen::Fence(fence) => permit.fence == *fence,
                 };
                 if !is_seen || permit.place.end <= place.since || after.withdrawn >= place.number {
                     return None;
                 }
                 let fence = after.next_fence(*clock);
-                let place = Place { released: permit.place.released, ..place.clone() };
-                after.permits.insert(name, Permit { place, fence });
+                after.permits.insert(name, Permit { place: place.clone(), fence });
             }
             Self::Own { change, withdrawn } => {
                 let name = permit_of(change.owner());
                 let permit = after.permits.get(&name)?.clone();
                 match change.accepted(&permit.place)? {
-                    Left::Place(place) => drop(after.permits.insert(name, Permit { place, ..permit })),
-                    Left::Nothing => drop(after.permits.remove(&name)),
+                    Some(place) => drop(after.permits.insert(name, Permit { place, ..permit })),
+                    None => drop(after.permits.remove(&name)),
                 }
                 if let Some(last) = *withdrawn {
                     after.withdrawn = (after.withdrawn < last).then_some(last)?;
