@@ -1,12 +1,13 @@
 //! Histories of coalescing: invocations on hosts with wrong clocks and bad networks share a few keys. An invocation that is refused,
 //! some of them after a wait, leaves its work to the holder, which runs once more. An invocation that crashes or fails is retried, as
-//! Lambda does, and an operator frees keys. A seed determines each history, which runs in paused time. A ledger sees every request
+//! Lambda does, some with an identity that takes its lock over, and an operator frees keys. A seed determines each history, which runs in paused time. A ledger sees every request
 //! as it is applied, and every run as it begins and ends.
 
 mod mutations;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -44,6 +45,8 @@ counts! {
     retried,
     /// Runs that lost their lock.
     lost,
+    /// Locks that were taken over, with the work that was left to them.
+    taken_over,
     /// Requests sent.
     requests,
 }
@@ -93,12 +96,14 @@ async fn source(scene: Arc<Scene>, number: usize, keys: usize, mut random: Rng) 
     for event in 0..random.usize(4..=10) {
         sleep(millis(&mut random, 0..=1500)).await;
         let (key, name) = (format!("key {}", random.usize(0..keys)), format!("source {number} event {event}"));
+        let earlier = own.bool().then(AtomicU64::default);
         loop {
             // Some overstay the lease.
             let work = if random.u8(0..7) == 0 { 4500..=9000 } else { 50..=1200 };
             let (work, wait) = (millis(&mut random, work), own.bool().then(|| short_wait(&mut own)));
-            let invocation = Invocation { scene: &scene, key: &key, name: &name, work, wait };
-            let limit = if random.u8(0..6) == 0 { millis(&mut random, 0..=2500) } else { Duration::from_mins(5) };
+            let invocation = Invocation { scene: &scene, key: &key, name: &name, earlier: &earlier, work, wait };
+            let crashes = random.u8(0..6) == 0 || earlier.is_some() && own.u8(0..3) == 0;
+            let limit = if crashes { millis(&mut random, 0..=2500) } else { Duration::from_mins(5) };
             match timeout(limit, invocation.handle(&host.1)).await {
                 Ok(true) => break,
                 Ok(false) => {}
@@ -124,13 +129,25 @@ struct Invocation<'a> {
     scene: &'a Scene,
     key: &'a str,
     name: &'a str,
+    /// With an identity, the fence of the last try.
+    earlier: &'a Option<AtomicU64>,
     work: Duration,
     wait: Option<Wait>,
 }
 
 impl Invocation<'_> {
     async fn acquire(&self, locks: &Locks) -> Result<Lock, Error> {
-        let acquire = locks.acquire(self.key).lease(LEASE).holder(self.name);
+        let acquire = || locks.acquire(self.key).lease(LEASE).holder(self.name);
+        let acquire = match self.earlier {
+            Some(fence) => {
+                let taken = acquire().identity(self.name).take_over_from(fence.load(Ordering::Relaxed)).await;
+                if taken.as_ref().err().is_none_or(|error| !error.is_lost()) {
+                    return taken;
+                }
+                acquire().identity(self.name)
+            }
+            None => acquire(),
+        };
         match self.wait {
             Some(wait) => acquire.wait(wait).await,
             None => acquire.await,
@@ -184,6 +201,9 @@ impl Invocation<'_> {
     /// Runs the work under the lock. Returns nothing if it has to run once more.
     async fn run(&self, lock: &Lock) -> Option<bool> {
         let ledger = &self.scene.ledger;
+        if let Some(earlier) = self.earlier {
+            earlier.store(lock.fence(), Ordering::Relaxed);
+        }
         ledger.begun(self, lock.fence());
         sleep(self.work).await;
         let released = lock.release_coalescing().await;
@@ -306,9 +326,13 @@ impl Observe for Ledger {
         let mut page = self.book.state();
         page.counts.requests += 1;
         let request = Request::parse(operation, request);
-        if answer.status == 200 && request.is_update_for(Purpose::Ask) {
-            let ask = request.update().unwrap();
-            let asked = (ask.key.clone(), ask.number(ASKED).unwrap());
+        let Some(update) = request.update().filter(|_| answer.status == 200) else { return };
+        let before = &answer.body["Attributes"];
+        let takes_over = update.is_takeover() && before[ASKED].is_object() && before[ASKED] == before["fence"];
+        page.counts.taken_over += usize::from(takes_over);
+        if takes_over || update.purpose == Purpose::Ask {
+            let number = if takes_over { update.attempt() } else { update.number(ASKED) };
+            let asked = (update.key.clone(), number.unwrap());
             self.book.log(&mut page, &format!("  {asked:?} is asked"));
             page.last_asked.insert(asked.0.clone(), asked.1);
             page.asked.insert(asked);

@@ -474,7 +474,8 @@ fn of_row(condition: &Condition, update: &Update) -> Option<Purpose> {
         () if is_never_met(condition) => Purpose::Look,
         () if has("withdrawn") && paths().map(Path::name).any(|name| name == "held_since") => Purpose::PutBack,
         () if has(DUE) => Purpose::Call,
-        () if has(ASKED) => Purpose::Ask,
+        // A takeover also passes on what its identity was asked.
+        () if has(ASKED) && !has("acquired_at") => Purpose::Ask,
         () if has("tail") => Purpose::Join,
         () if has("reserved_until") => Purpose::Reserve,
         () if set("status").and_then(Operand::value).is_some_and(|status| status["S"] == "COMPLETED") => {

@@ -5,10 +5,11 @@ use serde_json::json;
 
 use crate::guarantee::AGAIN;
 use crate::history::Mutation;
+use crate::history::mutation::takeovers;
 use crate::request::{ASKED, Purpose, Request};
 
 /// The mistakes, and the violation that each causes.
-pub const MUTATIONS: [Mutation; 7] = [
+pub const MUTATIONS: [Mutation; 8] = [
     Mutation {
         name: "work is left to a holder that has released",
         breaks: AGAIN,
@@ -48,6 +49,19 @@ pub const MUTATIONS: [Mutation; 7] = [
         breaks: "does not know",
         is_common: true,
         answer: |request, answer| forget(request, answer, "Attributes"),
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a takeover forgets what was left",
+        breaks: "does not know",
+        request: |request| {
+            for takeover in takeovers(request) {
+                if takeover.mentions(ASKED) {
+                    takeover.ignore(ASKED);
+                }
+                takeover.update.set.retain(|(path, _)| path.name() != ASKED);
+            }
+        },
         ..Mutation::NONE
     },
     Mutation {

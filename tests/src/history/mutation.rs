@@ -361,7 +361,7 @@ fn forced_leaves_number(request: &mut Request) {
     }
 }
 
-fn takeovers(request: &mut Request) -> impl Iterator<Item = &mut Write> {
+pub(crate) fn takeovers(request: &mut Request) -> impl Iterator<Item = &mut Write> {
     request.writes_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover())
 }
 

@@ -39,7 +39,7 @@ pub const MUTATIONS: [Mutation; 20] = [
         request: fence_stands_still,
         ..Mutation::NONE
     },
-    Mutation { name: "clock skew not added", breaks: HOLDERS, first_seed: 24, request: no_skew, ..Mutation::NONE },
+    Mutation { name: "clock skew not added", breaks: HOLDERS, first_seed: 29, request: no_skew, ..Mutation::NONE },
     Mutation { name: "no nonce check on refusal", breaks: ITSELF, answer: foreign_nonce, ..Mutation::NONE },
     Mutation {
         name: "a release lowers the count twice",
@@ -51,7 +51,7 @@ pub const MUTATIONS: [Mutation; 20] = [
     Mutation {
         name: "a release forgets the attempts that were not answered",
         breaks: OWNERS,
-        first_seed: 90,
+        first_seed: 92,
         request: unanswered_forgotten,
         ..Mutation::NONE
     },
@@ -71,14 +71,14 @@ pub const MUTATIONS: [Mutation; 20] = [
     Mutation {
         name: "TTL earlier than the leases' end",
         breaks: HOLDERS,
-        first_seed: 29,
+        first_seed: 38,
         request: ttl_too_early,
         ..Mutation::NONE
     },
     Mutation {
         name: "a takeover leaves the sequence of the earlier holder",
         breaks: OWNERS,
-        first_seed: 242,
+        first_seed: 245,
         request: takeover_leaves_sequence,
         ..Mutation::NONE
     },
@@ -98,7 +98,7 @@ pub const MUTATIONS: [Mutation; 20] = [
     Mutation {
         name: "a release for an identity does not read whose permit it is",
         breaks: FREED,
-        first_seed: 188,
+        first_seed: 200,
         request: |request| freed_unread(request, "nonce"),
         ..Mutation::NONE
     },
