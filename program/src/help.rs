@@ -89,8 +89,8 @@ each call passes. One warning says so.";
 const ACQUIRE: &str = "\
 Acquires a lock for a pipeline whose steps are separate processes, and prints the identity that holds it. The lock \
 outlives this process: the identity holds the key until `release KEY --identity`, or until the lease ends. If another \
-holder has the key, nothing is printed and the exit code is 75. If the identity cannot be printed, the key is released and the \
-exit code is 74.
+holder has the key, nothing is printed and the exit code is 75. If the identity cannot be printed, the \
+exit code is 74, and the key is released unless you gave the identity.
 
 Without --identity, each acquire has a random identity. With --identity, another acquire with the same identity takes the lock \
 over, with a larger fence, so that a step which is repeated finds its own lock. Anyone who knows the identity and may write \

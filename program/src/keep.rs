@@ -19,7 +19,7 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: arguments::Acquire)
     let arguments::Acquire { key, identity, wait, kept } = acquire;
     let (connection, lease) = connect(options, &kept).await?;
     let key = connection.key(key);
-    let locks = connection.locks;
+    let (locks, is_random) = (connection.locks, identity.is_none());
     let mut attempt = begin(&locks, &key, &kept).lease(lease);
     attempt = match identity {
         Some(identity) => attempt.identity(identity),
@@ -37,7 +37,7 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: arguments::Acquire)
     };
     drop(acquiring);
     let outcome = match acquired {
-        Ok(Ok(lock)) => hand_out(lock, &key, kept.json).await.map(|()| 0),
+        Ok(Ok(lock)) => hand_out(lock, &key, kept.json, is_random).await.map(|()| 0),
         Ok(Err(error)) => Err(error.into()),
         Err(signal) => Ok(killed_by(signal.as_raw())),
     };
@@ -46,9 +46,9 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: arguments::Acquire)
     outcome
 }
 
-/// Prints the identity and keeps the lock. Releases the lock if the identity cannot be printed, because no other process then
-/// knows it.
-async fn hand_out(lock: Lock, key: &Key, is_json: bool) -> Result<(), Failure> {
+/// Prints the identity and keeps the lock. Releases the lock if a random identity cannot be printed, because no other process then
+/// knows it. The lock of an identity that was given may be in use by a later step.
+async fn hand_out(lock: Lock, key: &Key, is_json: bool, is_random: bool) -> Result<(), Failure> {
     if !lock.is_enforced() {
         say("LOCK_ENABLED is `false`: the identity does not hold a lock");
     }
@@ -58,9 +58,14 @@ async fn hand_out(lock: Lock, key: &Key, is_json: bool) -> Result<(), Failure> {
         lock.keep();
         return Ok(());
     };
-    let then = match lock.release().await {
-        Ok(()) => "was released".to_owned(),
-        Err(error) => format!("stays held until the lease ends, because the release failed: {}", sentence(&error)),
+    let then = if is_random {
+        match lock.release().await {
+            Ok(()) => "was released".to_owned(),
+            Err(error) => format!("stays held until the lease ends, because the release failed: {}", sentence(&error)),
+        }
+    } else {
+        lock.keep();
+        "stays held for the identity".to_owned()
     };
     let why = if why.is_empty() { "standard output is closed".to_owned() } else { why };
     let key = printable(&key.of_row);
@@ -72,7 +77,10 @@ pub(crate) async fn renew(options: &TableOptions, renew: Renew) -> Result<(), Fa
     let Renew { key, identity, kept } = renew;
     let (connection, lease) = connect(options, &kept).await?;
     let key = connection.named_key(&key);
-    let lock = begin(&connection.locks, &key, &kept).lease(lease).identity(identity).take_over().await?;
+    let taken = begin(&connection.locks, &key, &kept).lease(lease).identity(identity).take_over().await;
+    // The takeover without an answer is withdrawn in the background.
+    let _the_lease_ends_anyway = connection.locks.flush(FLUSH_TIMEOUT).await;
+    let lock = taken?;
     let text = if kept.json { object(&lock, &key) } else { renewed(&lock, &key, &connection.table) };
     if !lock.is_enforced() {
         say("LOCK_ENABLED is `false`: the identity does not hold a lock");

@@ -300,8 +300,7 @@ impl Acquire {
     }
 
     /// Acquires the lock for a random [identity](Self::identity) of 128 bits, which [`Lock::identity`] returns: for work that
-    /// has no id of its own and outlives this process. Only a caller to whom you pass it on, or who can read the row, can take the
-    /// lock over.
+    /// has no id of its own and outlives this process. Pass it on to the process that goes on with the lock.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
@@ -350,8 +349,8 @@ impl Acquire {
 
     /// Takes the lock over as [`take_over`](Self::take_over) does, in one `UpdateItem` if the lock still has this
     /// [fence](Lock::fence), which the step before has passed on. If the lock has another fence, because the present step is
-    /// repeated for example, or if work was [left](Locks::coalesce) to it, a second `UpdateItem` takes it over. Of
-    /// [several keys](Locks::acquire_all), all have the same fence.
+    /// repeated for example, or if work was [left](Locks::coalesce) to it, a second `UpdateItem` takes it over. A takeover of
+    /// [several keys](Locks::acquire_all) or of a permit ignores the fence, and sends two requests.
     ///
     /// ```
     /// # use lambda_lock::{Error, Lock, Locks};

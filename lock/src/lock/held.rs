@@ -656,8 +656,11 @@ impl Lock {
     /// the lease ends or an operator [frees](crate::Locks::force_release) it.
     #[doc(alias = "hand over", alias = "step functions", alias = "workflow")]
     pub fn keep(self) {
-        self.hold.telemetry.kept();
-        self.hold.enter(Phase::Released);
+        // Of a lock that was released or lost, nothing is left to keep.
+        if self.hold.state().phase == Phase::Held {
+            self.hold.telemetry.kept();
+            self.hold.enter(Phase::Released);
+        }
     }
 
     /// Returns how long the last request under this lock may take, so that Lambda is answered in time. Call it before that

@@ -6,7 +6,6 @@ use super::expression::{Update, count};
 use super::key::is_over;
 use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
 use super::permit::{PermitPlace, gives_permit};
-use super::place::Earlier;
 use super::read::{Unreadable, number_at};
 use super::table::{Item, Table};
 use super::target::Target;
@@ -24,18 +23,20 @@ impl Acquisition {
 
     /// Builds the attempt with this number.
     pub(crate) fn attempt<'a>(&'a self, table: &'a Table, claim: &Claim<'a>, number: u64) -> Write<'a> {
+        // A clock that is wrong is known before a permit or several keys are taken over: their rows would not come back.
+        let known_fence = claim.earlier_fence.filter(|_| matches!(self.target, Target::Key(_)));
         let update = |(index, key): (usize, &'a String)| {
-            let update = match (self.plan.over(index), &self.target) {
-                (Some(seen), _) => self.place(table, key).take_over(number, claim, Earlier::Seen(seen)),
-                (None, _) if claim.takes_over => match claim.earlier_fence {
-                    Some(fence) => self.place(table, key).take_over(number, claim, Earlier::WithFence(fence)),
-                    // The refusal shows what to take over. A transaction has no update that sets nothing.
-                    None => return table.refused_update(key).set(SEQUENCE, count("zero", 0_u8)),
-                },
-                (None, Target::Permit { of, .. }) => {
+            let update = match (self.plan.over(index), known_fence, &self.target) {
+                (Some(seen), ..) => self.place(table, key).take_over(number, claim, seen),
+                (None, Some(fence), _) => self.key_place(table, key).take_over_from(number, claim, fence),
+                // The refusal shows what to take over. A transaction has no update that sets nothing.
+                (None, None, _) if claim.takes_over => {
+                    return table.refused_update(key).set(SEQUENCE, count("zero", 0_u8));
+                }
+                (None, None, Target::Permit { of, .. }) => {
                     PermitPlace { table, key, owner: &self.owner }.take(number, *of, claim, &self.plan)
                 }
-                (None, _) => self.take(table, claim, number, index, key),
+                (None, None, _) => self.take(table, claim, number, index, key),
             };
             claim.with_extras(update)
         };

@@ -9,7 +9,7 @@ use super::names::{
     LEASE_END, OF_ACQUIRE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, SEQUENCE, STATUS, WITHDRAWN,
 };
 use super::owner::split;
-use super::place::{Earlier, Release, is_empty, serve, was_just_freed, with_hold};
+use super::place::{Release, is_empty, serve, was_just_freed, with_hold};
 use super::table::{Item, Table};
 use crate::clock::{Lease, Moment, millis, seconds_up};
 use crate::holder::{Data, Holder};
@@ -56,48 +56,50 @@ impl<'a> KeyPlace<'a> {
         serve(update, rank)
     }
 
-    /// Takes the key over from an earlier acquire of the same identity.
-    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, earlier: Earlier<'_>) -> Update<'a> {
+    /// Takes the key over from an earlier acquire of the same identity, if it is as it was seen.
+    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
+        let number = seen.number.unwrap_or_default();
+        let update = self
+            .replace(attempt, claim, number)
+            .when(OWNER.is(value("seen_owner", string(seen.owner.as_deref().unwrap_or_default()))))
+            .set(HELD_SINCE, count("held_since", seen.held_since.unwrap_or(claim.now.millis())));
+        // The work that was left to the earlier acquire is left to this one.
+        if seen.was_asked(number) {
+            update.set(ASKED, count("number", attempt))
+        } else {
+            update.when(not(ASKED.is(count("seen", number))))
+        }
+    }
+
+    /// Takes the key over from the acquire of the same identity that has this fence, if no work was left to it.
+    pub(super) fn take_over_from(self, attempt: u64, claim: &Claim<'a>, fence: u64) -> Update<'a> {
+        let start = split(self.owner).map_or(self.owner, |(start, _)| start);
+        self.replace(attempt, claim, fence)
+            // A reader of a released row has seen the number of the release.
+            .when(not(RELEASED.is(count("seen", fence))))
+            .when(OWNER.begins_with(text("identity", start)))
+            .when(ACQUIRED_AT.exists())
+            .when(not(ASKED.is(count("seen", fence))))
+            .set(HELD_SINCE, To::Or(ACQUIRED_AT.into()))
+    }
+
+    /// Replaces the acquisition with this number, whose lease goes on.
+    fn replace(self, attempt: u64, claim: &Claim<'a>, number: u64) -> Update<'a> {
         let now = || count("now", claim.now.millis());
-        let update = Update::new(self.key)
+        Update::new(self.key)
             .returning(ReturnValue::AllOld)
             .when(accepts(attempt))
             // The row of another library has no such end: its TTL keeps other owners out, but not its identity.
             .when(not(LEASE_END.at_most(now())))
             .when(STATUS.is(text("in_progress", IN_PROGRESS)))
+            .when(FENCE.is(count("seen", number)))
             .set(FENCE, count("number", attempt))
             .set(OWNER, text("owner", self.owner))
             .set(HOLDER, text("holder", claim.holder))
             .set(ACQUIRED_AT, now())
             .set(LEASE_END, count("lease_end", claim.lease.end))
             .set(EXPIRATION, count("expiration", claim.lease.expiration))
-            .set(SEQUENCE, count("zero", 0_u8));
-        match earlier {
-            Earlier::Seen(seen) => {
-                let number = seen.number.unwrap_or_default();
-                let update = update
-                    .when(FENCE.is(count("seen", number)))
-                    .when(OWNER.is(value("seen_owner", string(seen.owner.as_deref().unwrap_or_default()))))
-                    .set(HELD_SINCE, count("held_since", seen.held_since.unwrap_or(claim.now.millis())));
-                // The work that was left to the earlier acquire is left to this one.
-                if seen.was_asked(number) {
-                    update.set(ASKED, count("number", attempt))
-                } else {
-                    update.when(not(ASKED.is(count("seen", number))))
-                }
-            }
-            Earlier::WithFence(fence) => {
-                let start = split(self.owner).map_or("", |(start, _)| start);
-                update
-                    .when(FENCE.is(count("seen", fence)))
-                    // A reader of a released row has seen the number of the release.
-                    .when(not(RELEASED.is(count("seen", fence))))
-                    .when(OWNER.begins_with(text("identity", start)))
-                    .when(ACQUIRED_AT.exists())
-                    .when(not(ASKED.is(count("seen", fence))))
-                    .set(HELD_SINCE, To::Or(ACQUIRED_AT.into()))
-            }
-        }
+            .set(SEQUENCE, count("zero", 0_u8))
     }
 
     /// Moves the end of the lease. One that arrives after a later renewal is refused by its sequence.

@@ -24,7 +24,7 @@ use super::names::{
     WITHDRAWN, permit,
 };
 use super::owner::split;
-use super::place::{Earlier, Release, is_empty, is_not_passed, latest, serve, served, was_just_freed, with_hold};
+use super::place::{Release, is_empty, is_not_passed, latest, serve, served, was_just_freed, with_hold};
 use super::table::Table;
 use crate::clock::{Lease, Moment, micros, millis, seconds_up};
 use crate::holder::{Data, Holder};
@@ -126,40 +126,27 @@ impl<'a> PermitPlace<'a> {
         update
     }
 
-    /// Takes the permit over from an earlier acquire of the same identity.
-    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, earlier: Earlier<'_>) -> Update<'a> {
+    /// Takes the permit over from an earlier acquire of the same identity, if it is as it was seen.
+    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
         let now = || count("now", claim.now.millis());
+        let seen_nonce = seen.owner.as_deref().and_then(split).map_or("", |(_, nonce)| nonce);
         let update = Update::new(self.key)
             .returning(ReturnValue::AllOld)
             .when(accepts(attempt))
             .when(not(self.at(permit::LEASE_END).at_most(now())))
-            // Its release needs as many.
+            // The release of the permit lowers the count by one.
             .when(PERMITS.at_least(count("one", 1_u8)))
+            .when(self.at(permit::NUMBER).is(count("seen", seen.number.unwrap_or_default())))
+            .when(self.at(permit::NONCE).is(value("seen_nonce", string(seen_nonce))))
             .set(self.at(permit::NUMBER), count("number", attempt))
             .set(self.at(permit::NONCE), text("nonce", split(self.owner).map_or("", |(_, nonce)| nonce)))
             .set(self.at(permit::HOLDER), text("holder", claim.holder))
+            .set(self.at(permit::HELD_SINCE), count("held_since", seen.held_since.unwrap_or(claim.now.millis())))
             .set(self.at(permit::ACQUIRED_AT), now())
             .set(self.at(permit::LEASE_END), count("lease_end", claim.lease.end))
             .set(EXPIRATION, count("expiration", claim.lease.expiration))
             .remove(self.at(permit::SEQUENCE));
-        let update = self.counted(update, claim);
-        match earlier {
-            Earlier::Seen(seen) => {
-                let nonce = seen.owner.as_deref().and_then(split).map_or("", |(_, nonce)| nonce);
-                update
-                    .when(self.at(permit::NUMBER).is(count("seen", seen.number.unwrap_or_default())))
-                    .when(self.at(permit::NONCE).is(value("seen_nonce", string(nonce))))
-                    .set(
-                        self.at(permit::HELD_SINCE),
-                        count("held_since", seen.held_since.unwrap_or(claim.now.millis())),
-                    )
-            }
-            Earlier::WithFence(fence) => update
-                .when(self.fence().is(count("seen", fence)))
-                .when(fence_can_grow())
-                .when(self.at(permit::ACQUIRED_AT).exists())
-                .set(self.at(permit::HELD_SINCE), To::Or(self.at(permit::ACQUIRED_AT))),
-        }
+        self.counted(update, claim)
     }
 
     /// Counts one more acquisition of a semaphore. A map in the same update cannot refer to the count, so that the fence of

@@ -33,15 +33,6 @@ pub(super) enum Place<'a> {
     Permit(PermitPlace<'a>),
 }
 
-/// The acquisition that a takeover replaces.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Earlier<'s> {
-    /// It was seen in the row.
-    Seen(&'s Holder),
-    /// Nobody was asked to run once more for it since.
-    WithFence(u64),
-}
-
 /// A release.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Release<'a> {
@@ -78,10 +69,10 @@ impl<'a> Place<'a> {
         }
     }
 
-    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, earlier: Earlier<'_>) -> Update<'a> {
+    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
         match self {
-            Self::Key(key) => key.take_over(attempt, claim, earlier),
-            Self::Permit(permit) => permit.take_over(attempt, claim, earlier),
+            Self::Key(key) => key.take_over(attempt, claim, seen),
+            Self::Permit(permit) => permit.take_over(attempt, claim, seen),
         }
     }
 

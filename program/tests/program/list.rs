@@ -119,7 +119,7 @@ fn list_selects_by_start_kind_and_age_and_sorts_by_age() {
     place.run(["run", "--key", "shop#z-older", "--", "true"]).expect_code(0);
     place.put(&[("id", text("shop#order")), ("status", text("COMPLETED")), ("expiration", end)]);
     place.run(["run", "--key", "shop#younger", "--", "true"]).expect_code(0);
-    place.run(["run", "--key", "bank", "--at-most", "2", "--min-hold", "1h", "--", "true"]).expect_code(0);
+    place.run(["acquire", "--key", "bank", "--at-most", "2", "--lease", "1h"]).expect_code(0);
     let listed = |options: &[&str]| -> Vec<String> {
         let lines = place.run([&["list", "--json"], options].concat()).expect_code(0).stdout;
         lines

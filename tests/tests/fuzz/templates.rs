@@ -121,7 +121,6 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
         }
         11 => {
             let permits = [semaphore.acquire().await.unwrap(), semaphore.acquire().identity(IDENTITY).await.unwrap()];
-            permits[0].release().await.unwrap();
             let Ok(Attempt::Waiting(_)) = semaphore.acquire().attempt_in_turn(None).await else { panic!("it is full") };
             permits.into()
         }

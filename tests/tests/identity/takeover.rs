@@ -197,7 +197,7 @@ async fn what_an_identity_has_released_or_lost_it_does_not_free() {
             acquire.lease(LEASE).identity(ARN)
         };
         asking().await.unwrap().release().await.unwrap();
-        // The key is held until the end of the minimum hold.
+        // The key is held until the end of the minimum hold. Nothing is left of the permit.
         assert!(!locks.release_identity("job", ARN).await.unwrap());
         host.advance_clock(LEASE + CLOCK_SKEW);
         let _crashed = asking().await.unwrap();

@@ -65,8 +65,9 @@ pub(crate) async fn a_later_acquire_of_the_identity_takes_over<S: Subject>() {
         let mut earlier: S = acquired(&world.default_locks()).await;
         let (host, locks) = crate::host(&world);
         let mut lock: S = asks.sent(&locks).await;
-        // A read of the fence, and one write; or a refusal that shows what to take over.
-        assert_eq!(host.requests(), 2, "{asks:?}");
+        // A refusal shows what to take over, unless the fence of a key is known. The test reads that fence.
+        let is_one_key = S::KEYS.len() == 1 && S::LEAVES_TRACE;
+        assert_eq!(host.requests(), if asks == Asks::TakeOverFrom && !is_one_key { 3 } else { 2 }, "{asks:?}");
         assert_larger(&lock.fences(), &earlier.fences());
         assert_eq!(earlier.renew(LEASE).await.unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
