@@ -1,4 +1,4 @@
-//! What one owner has acquired, or is about to acquire.
+//! The acquisition of one owner: its target, its numbers, and its plan for the next attempt.
 
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ impl Acquisition {
     /// Takes note that this host's clock is wrong, if that is not known. The row before the last attempt is without a status if
     /// there was none, and `None` if it is not known.
     pub(crate) fn mistaken(&mut self, offset: Offset, before: Option<Item>) {
-        // A permit was free, because no attempt replaces others before an answer has shown them.
+        // The permit was free: no attempt replaces another permit before an answer has shown it, and the time of that answer.
         if self.mistake.is_some() || self.target.is_permit() {
             return;
         }

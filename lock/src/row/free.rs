@@ -1,5 +1,4 @@
-//! What others than its owner do with a place: an operator frees or completes it, an identity or a workflow that has ended
-//! frees it. Its holder finds it lost, and an acquire that is under way begins anew.
+//! An operator, or an identity, ends the acquisition of an owner: it frees the place, or completes the record. Its holder finds it lost, and an acquire that is under way begins anew.
 
 use std::slice;
 use std::time::Duration;
@@ -47,7 +46,7 @@ pub(crate) struct Freeing {
     freed: Freed,
 }
 
-/// What was freed.
+/// The outcome of a release for an operator or an identity.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Freed {
     /// The holder was asked to run once more.

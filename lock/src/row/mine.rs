@@ -3,7 +3,7 @@
 use super::acquisition::Acquisition;
 use crate::holder::{Holder, HolderKind};
 
-/// What a row says to an owner.
+/// The answer of a row to its reader, an owner.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mine<'r> {
     /// Its place is there. Somebody may have ended it.

@@ -1,4 +1,4 @@
-//! What is done with rows beside acquiring them: requests and answers, without a network and without a clock.
+//! The operations on rows, apart from the acquire: requests and answers, without a network and without a clock.
 
 use super::table::Table;
 use super::write::{Answer, Write};

@@ -57,7 +57,7 @@ impl<'a> Releasing<'a> {
 
     /// Takes note of the answer. Of several keys, those that the owner holds are released alone. Returns `false` if another request
     /// follows.
-    pub(super) fn is_over(&mut self, table: &Table, answer: Answer) -> bool {
+    pub(super) fn take_note(&mut self, table: &Table, answer: Answer) -> bool {
         self.keys.clear();
         let refused = match answer {
             Answer::Refused(refused) => refused,
@@ -80,7 +80,7 @@ impl<'a> Releasing<'a> {
                     self.is_asked |= row.as_ref().is_some_and(|row| row.was_asked(self.own));
                     self.others.push((key, row));
                 }
-                // It does not keep the other keys.
+                // An unreadable row does not keep the other keys.
                 Err(why) => self.unreadable = Some(why.into_error(table.place(), &key)),
             }
         }
@@ -114,7 +114,7 @@ impl Operation for Releasing<'_> {
     }
 
     fn on(&mut self, table: &Table, answer: Answer, _: Moment) -> Result<Option<Released>, Error> {
-        if !self.is_over(table, answer) {
+        if !self.take_note(table, answer) {
             return Ok(None);
         }
         let (others, number) = (self.others()?, self.release.number);

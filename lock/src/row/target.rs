@@ -1,4 +1,4 @@
-//! What an acquire asks for: a key, the record of a key, a permit, or several keys.
+//! The target of an acquire: a key, the record of a key, a permit, or several keys.
 
 use std::slice;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::limits::{
     check_keys, check_permits,
 };
 
-/// What an acquire asks for.
+/// The target of an acquire.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     /// A key, which one owner has at a time.

@@ -121,7 +121,7 @@ impl Operation for Withdrawing {
             Phase::PuttingBack(_) => Ok(answer.into_applied().map(drop)),
             Phase::GivingUp => self.given_up(table, answer, now),
             Phase::Freeing { mut releasing, is_last } => {
-                if releasing.is_over(table, answer) {
+                if releasing.take_note(table, answer) {
                     return Ok(self.freed(releasing.others()?, is_last, now));
                 }
                 self.phase = Phase::Freeing { releasing, is_last };
