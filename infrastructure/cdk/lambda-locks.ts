@@ -304,10 +304,10 @@ export class LambdaLocks extends Construct {
           fn.metricErrors({ period: FIVE_MINUTES, statistic: "Sum", label: `${FUNCTION} errors` }),
         ),
       ],
+      ["Failed work", [each("lambda_lock_work_failed", "Sum", "work failed")]],
       [
-        "Failed work, and locks lost, taken over or not released",
+        "Locks lost, taken over or not released",
         [
-          each("lambda_lock_work_failed", "Sum", "work failed"),
           each("lambda_lock_lost", "Sum", "lock lost"),
           each("lambda_lock_taken_over", "Sum", "lock taken over after a crash"),
           byReason("lambda_lock_release_failed", "Sum", "lock not released: ${PROP('Dim.reason')}"),
@@ -343,7 +343,6 @@ export class LambdaLocks extends Construct {
           each("lambda_lock_waiters_ahead", "Maximum", "maximum"),
         ],
       ],
-      ["Time that an acquire waits", times("lambda_lock_wait_time"), "ms"],
       ["Time to acquire a lock", times("lambda_lock_acquire_time"), "ms"],
       ["Time that a lock is held", times("lambda_lock_hold_time"), "ms"],
       ["Time to release a lock", times("lambda_lock_release_time"), "ms"],

@@ -13,9 +13,12 @@ locals {
       ]
     },
     {
-      title = "Failed work, and locks lost, taken over or not released"
+      title    = "Failed work"
+      searches = [["lambda_lock_work_failed", "", "Sum", "work failed"]]
+    },
+    {
+      title = "Locks lost, taken over or not released"
       searches = [
-        ["lambda_lock_work_failed", "", "Sum", "work failed"],
         ["lambda_lock_lost", "", "Sum", "lock lost"],
         ["lambda_lock_taken_over", "", "Sum", "lock taken over after a crash"],
         ["lambda_lock_release_failed", ",reason", "Sum", "lock not released: $${PROP('Dim.reason')}"],
@@ -55,14 +58,6 @@ locals {
       searches = [
         ["lambda_lock_waiters_ahead", "", "p50", "p50"],
         ["lambda_lock_waiters_ahead", "", "Maximum", "maximum"],
-      ]
-    },
-    {
-      title = "Time that an acquire waits"
-      unit  = "ms"
-      searches = [
-        ["lambda_lock_wait_time", "", "p50", "p50"],
-        ["lambda_lock_wait_time", "", "p99", "p99"],
       ]
     },
     {
