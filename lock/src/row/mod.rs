@@ -7,7 +7,7 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `names`, `attribute`, `semaphore`, `read` | how a row is read |
-//! | `place`, `key`, `permit` | the protocol: each condition and each update |
+//! | `key`, `permit`, `place` | the protocol: each condition and each update |
 //! | `expression`, `table`, `write`, `repeat` | how a request is rendered and sent |
 //! | `owner` | the nonce and the identity in an owner |
 //! | `script` | the requests and answers without a network, for the model |

@@ -1,4 +1,5 @@
-//! The protocol. [`KeyPlace`] and [`PermitPlace`] have each condition and each update of their rows; here is what they share.
+//! The protocol. [`KeyPlace`](super::key::KeyPlace) and [`PermitPlace`](super::permit::PermitPlace) have each condition and each
+//! update of their rows; this file has what both share.
 //!
 //! A **place** is where one owner at a time can be: the row of a key, or a permit in the row of a semaphore. Each request that
 //! takes or frees a place carries a **number**. A place accepts only a number that is larger than every number that it has
@@ -11,27 +12,18 @@
 
 use std::time::Duration;
 
-use super::claim::{Claim, Rank};
+use super::claim::Rank;
 use super::expression::{Attribute as _, Condition, To, Update, any, count, hold_time, not};
-use super::key::KeyPlace;
 use super::names::{FREED_AT, HEAD, HOLD, HOLD_DEVIATION, MAX_FENCE, TAIL, TAIL_UNTIL};
-use super::permit::PermitPlace;
 use super::table::Table;
-use crate::clock::{Lease, Moment, micros, millis};
-use crate::holder::{Data, Holder};
+use crate::clock::{Moment, micros, millis};
+use crate::holder::Data;
 use crate::queue::HoldTime;
 
 /// The smallest deviation of hold times in a row: 0 means that it is unknown.
 const RESOLUTION: Duration = Duration::from_micros(1);
 /// How much larger than a fence that is ahead of the clock the number is that frees it: a minute.
 const AHEAD: u64 = 60_000_000;
-
-/// The place of one owner.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Place<'a> {
-    Key(KeyPlace<'a>),
-    Permit(PermitPlace<'a>),
-}
 
 /// A release.
 #[derive(Clone, Copy, Debug)]
@@ -59,43 +51,6 @@ pub(crate) struct Hold {
     pub(crate) before: Option<HoldTime>,
     /// The acquire has seen the row. Otherwise a hold time that is there stays.
     pub(crate) is_before_known: bool,
-}
-
-impl<'a> Place<'a> {
-    pub(super) fn is_held(self, number: u64, now: u64) -> Condition<'a> {
-        match self {
-            Self::Key(key) => key.is_held(number, now),
-            Self::Permit(permit) => permit.is_held(number, now),
-        }
-    }
-
-    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
-        match self {
-            Self::Key(key) => key.take_over(attempt, claim, seen),
-            Self::Permit(permit) => permit.take_over(attempt, claim, seen),
-        }
-    }
-
-    pub(super) fn renew(self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a> {
-        match self {
-            Self::Key(key) => key.renew(own, sequence, now, lease, data),
-            Self::Permit(permit) => permit.renew(own, sequence, now, lease, data),
-        }
-    }
-
-    pub(super) fn release(self, own: u64, release: &Release<'_>) -> Update<'a> {
-        match self {
-            Self::Key(key) => key.release(own, release),
-            Self::Permit(permit) => permit.release(own, release),
-        }
-    }
-
-    pub(super) fn withdraw(self, last: u64, row: Option<&Option<Holder>>, now: Moment) -> Update<'a> {
-        match self {
-            Self::Key(key) => key.withdraw(last, row, now),
-            Self::Permit(permit) => permit.withdraw(last, row, now),
-        }
-    }
 }
 
 /// Returns a number for those who free what was seen with these numbers: beyond all that its owner has sent, also if the clock
