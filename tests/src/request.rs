@@ -300,12 +300,6 @@ impl Write {
         self.sets("fence").unwrap().number_in(&answer["Attributes"]).unwrap()
     }
 
-    /// The fence that a takeover wants to be there, if it names one.
-    pub(crate) fn fence_seen(&self) -> Option<u64> {
-        let seen = self.equals("fence").or_else(|| self.equals(&permit_fence_of(&self.owner)));
-        seen.filter(|_| self.is_takeover())
-    }
-
     /// When the request was sent, in milliseconds by the clock of its sender, if it says so.
     pub(crate) fn sent(&self) -> Option<u64> {
         let condition = self.condition.leaves();

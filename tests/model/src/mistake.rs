@@ -111,10 +111,10 @@ impl Mistake {
             }),
             (Self::TakeoverUnread, "acquire") if is_takeover => {
                 ignore(condition, &["owner", "fence", "nonce", "no"], Comparison::Equal);
-                condition.each_term(&mut |term| match term {
-                    Condition::BeginsWith(..) => *term = Condition::True,
-                    Condition::Compare(path, ..) if path.name().starts_with("fence:") => *term = Condition::True,
-                    _ => {}
+                condition.each_term(&mut |term| {
+                    if matches!(term, Condition::BeginsWith(..)) {
+                        *term = Condition::True;
+                    }
                 });
             }
             (Self::TakeoverOfEnded, "acquire") if is_takeover => {

@@ -71,7 +71,7 @@ impl Identities {
                 effect.has_taken_over = is_same && now.is_held && sent.is_some_and(|sent| sent < now.end);
                 if write.is_takeover() && !effect.has_taken_over {
                     effect.breaks = broke("a takeover took what its identity does not hold");
-                } else if write.fence_seen().is_some_and(|seen| seen != now.fence) {
+                } else if write.is_takeover() && write.equals("fence").is_some_and(|seen| seen != now.fence) {
                     effect.breaks = broke("a takeover took another acquisition than it names");
                 }
                 if is_same && now.owner != *owner {

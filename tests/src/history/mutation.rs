@@ -9,9 +9,7 @@ use serde_json::{Value, json};
 
 use crate::guarantee::{FENCES, FREED, HOLDERS, ITSELF, ORDER, OWNERS, WITHDRAWN};
 use crate::request::expression::{Comparison, Condition, Operand, Path};
-use crate::request::{
-    LEASE_END, PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, either, identity_of, permit_fence_of,
-};
+use crate::request::{LEASE_END, PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, either, identity_of};
 
 /// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, Lambda by
 /// rewriting a batch or its answer, or the history by omitting a setting. The code under test has no switch for it: it
@@ -368,8 +366,7 @@ pub(crate) fn takeovers(request: &mut Request) -> impl Iterator<Item = &mut Writ
 /// A takeover does not compare these attributes with what it saw, or was told.
 pub(crate) fn takeover_unread(request: &mut Request, attributes: &[&str]) {
     for takeover in takeovers(request) {
-        let fence = permit_fence_of(&takeover.owner);
-        let is_unread = |path: &Path| attributes.contains(&if path.name() == fence { "fence" } else { path.name() });
+        let is_unread = |path: &Path| attributes.contains(&path.name());
         takeover.rewrite(|term| match term {
             Condition::BeginsWith(path, _) if is_unread(path) => *term = Condition::Exists(path.clone()),
             Condition::Compare(path, Comparison::Equal, seen) if is_unread(path) => {

@@ -86,7 +86,7 @@ pub const MUTATIONS: [Mutation; 20] = [
     Mutation {
         name: "a takeover does not read which permit it saw",
         breaks: FREED,
-        request: |request| takeover_unread(request, &["nonce", PERMIT_NUMBER, "fence"]),
+        request: |request| takeover_unread(request, &["nonce", PERMIT_NUMBER]),
         ..Mutation::NONE
     },
     Mutation {

@@ -408,16 +408,25 @@ impl Report for Operation {
 
     async fn stop(&self, locks: &Locks) {
         let (identity, _) = self.identity.as_ref().unwrap();
-        for key in &self.keys {
-            let before = self.ledger.state().identities.stops(key, identity);
-            let answer = locks.release_identity(key, identity).await;
-            let mut state = self.ledger.state();
-            self.ledger.log(&mut state, &format!("{} was stopped: {answer:?} for {key}", self.name));
-            let Ok(is_freed) = answer else { continue };
-            let latest = self.ledger.engine.now() + self.ledger.longest_skew;
-            if let Some(what) = state.identities.stopped(key, identity, &before, is_freed, latest) {
-                self.ledger.broke(&mut state, what);
-            }
+        let stops = |key: &String| self.ledger.state().identities.stops(key, identity);
+        let before: Vec<_> = self.keys.iter().map(stops).collect();
+        let answer = locks.release_identity_all(&self.keys, identity).await;
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?}", self.name));
+        let Ok(is_freed) = answer else { return };
+        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
+        // One of the keys was freed, and the identity holds none of them any more.
+        let broken = |is_freed| {
+            let each = self.keys.iter().zip(&before);
+            let stopped = each.map(|(key, before)| state.identities.stopped(key, identity, before, is_freed, latest));
+            stopped.collect::<Vec<_>>()
+        };
+        let (held, mut unchanged) = (broken(false), if is_freed { broken(true) } else { Vec::new() });
+        if unchanged.contains(&None) {
+            unchanged.clear();
+        }
+        for what in held.into_iter().chain(unchanged).flatten() {
+            self.ledger.broke(&mut state, what);
         }
     }
 

@@ -79,8 +79,8 @@ pub(super) enum Change {
         /// A waiter also leaves a permit to those ahead of it.
         leaves_it: bool,
     },
-    /// Takes the permit of an earlier acquire of the same identity: of the one that was seen, or of the one with a fence.
-    TakeOver { place: Place, seen: Seen, clock: u64 },
+    /// Takes the permit of an earlier acquire of the same identity, which was seen with this nonce and number.
+    TakeOver { place: Place, seen: (String, u64), clock: u64 },
     Own {
         change: place::Change,
         /// A release gives up the attempts up to this number.
@@ -92,13 +92,6 @@ pub(super) enum Change {
     Withdraw { number: u64 },
     /// The same, if there is no row.
     WithdrawWithoutRow { number: u64 },
-}
-
-/// A takeover names the acquisition that it replaces by this.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Seen {
-    Permit { nonce: String, number: u64 },
-    Fence(u64),
 }
 
 impl Change {
@@ -116,9 +109,7 @@ impl Change {
                     _ => panic!("it counts no fence: {write:?}"),
                 };
                 if write.is_takeover() {
-                    let permit =
-                        || Seen::Permit { nonce: text_compared(write, "nonce"), number: compared(write, NAMES.number) };
-                    let seen = write.fence_seen().map_or_else(permit, Seen::Fence);
+                    let seen = (text_compared(write, "nonce"), compared(write, NAMES.number));
                     return Self::TakeOver { place, seen, clock };
                 }
                 let ended = ended(write);
@@ -165,10 +156,7 @@ impl Change {
                 let name = permit_of(&place.owner);
                 let permit = after.permits.get(&name)?.clone();
                 let identity = name.strip_prefix(&permit_of("")).unwrap_or_default();
-                let is_seen = match seen {
-                    Seen::Permit { nonce, number } => permit.place.is_of(&format!("{identity}{nonce}"), *number),
-                    Seen::Fence(fence) => permit.fence == *fence,
-                };
+                let is_seen = permit.place.is_of(&format!("{identity}{}", seen.0), seen.1);
                 if !is_seen || permit.place.end <= place.since || after.withdrawn >= place.number {
                     return None;
                 }
