@@ -94,6 +94,7 @@ impl Change {
     }
 
     /// What is left of the place if it accepts this.
+    #[expect(clippy::option_option, reason = "a request that is accepted may leave nothing")]
     pub(super) fn accepted(&self, place: &Place) -> Option<Option<Place>> {
         let Self { owner, own, what } = self;
         let is_own = place.is_of(owner, *own);
