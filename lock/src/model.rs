@@ -182,7 +182,7 @@ impl Held {
         let now = now.moment();
         let last = self.continuation.release_number(&self.acquisition, now);
         let end = now.wall.saturating_add(window);
-        Operation(What::Complete(Completing::new(&self.acquisition, last, now, end, Outcome::WithoutResult)))
+        Operation(What::Complete(Completing::new(&self.acquisition, last, now, end, &Outcome::WithoutResult)))
     }
 }
 
@@ -195,7 +195,7 @@ enum What {
     Withdraw(Box<Withdrawing>),
     Release(Releasing<'static>, Held),
     Renew(Renewing<'static>, Held),
-    Complete(Completing),
+    Complete(Completing<'static>),
     Free(Freeing),
     /// To the holder with this number.
     Ask(Coalescing, u64),

@@ -28,7 +28,7 @@ impl Lock {
         let mut last_error = None;
         let sent = async {
             let mut delays = RESEND.delays();
-            let completing = || Completing::new(&self.hold.acquisition, last, now, end, outcome.clone());
+            let completing = || Completing::new(&self.hold.acquisition, last, now, end, &outcome);
             loop {
                 let delay = match locks.0.table.run(completing(), || now).await {
                     Err(error) if error.is_retryable() => {

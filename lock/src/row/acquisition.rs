@@ -66,7 +66,7 @@ impl<'a> Place<'a> {
 /// The numbers of one owner's attempts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Numbers {
-    /// The one that was applied.
+    /// The number that was applied.
     pub(crate) own: u64,
     /// The largest that was sent.
     pub(crate) sent: u64,
@@ -103,7 +103,7 @@ struct Mistake {
     hold_until: Option<Duration>,
 }
 
-/// What one owner has acquired, or is about to acquire.
+/// The acquisition of one owner, before and after its grant.
 #[derive(Clone, Debug)]
 pub(crate) struct Acquisition {
     pub(super) target: Target,

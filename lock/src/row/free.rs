@@ -1,4 +1,5 @@
-//! An operator, or an identity, ends the acquisition of an owner: it frees the place, or completes the record. Its holder finds it lost, and an acquire that is under way begins anew.
+//! An operator, or an identity, ends the acquisition of an owner: it frees the place, or completes the record. The holder finds the
+//! lock lost, and an acquire that is under way begins anew.
 
 use std::slice;
 use std::time::Duration;

@@ -35,22 +35,22 @@ pub(crate) enum Completed {
 /// The completion of a run. It stores the outcome until a time in seconds since the epoch, if this owner still holds the row. One
 /// request.
 #[derive(Clone, Debug)]
-pub(crate) struct Completing {
+pub(crate) struct Completing<'a> {
     acquisition: Acquisition,
     /// The number of the release.
     last: u64,
     now: Moment,
     until: u64,
-    outcome: Outcome,
+    outcome: &'a Outcome,
 }
 
-impl Completing {
-    pub(crate) fn new(acquisition: &Acquisition, last: u64, now: Moment, end: Duration, outcome: Outcome) -> Self {
+impl<'a> Completing<'a> {
+    pub(crate) fn new(acquisition: &Acquisition, last: u64, now: Moment, end: Duration, outcome: &'a Outcome) -> Self {
         Self { acquisition: acquisition.clone(), last, now, until: seconds_up(end), outcome }
     }
 }
 
-impl Operation for Completing {
+impl Operation for Completing<'_> {
     type Output = Completed;
 
     fn request<'b>(&'b self, table: &'b Table, _: Moment) -> Write<'b> {
