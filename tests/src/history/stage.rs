@@ -49,6 +49,8 @@ pub(crate) enum Network {
     Good,
     /// Requests and answers are lost, refused, delayed and repeated.
     Bad,
+    /// Like the bad one, but no request arrives again after its answer.
+    Once,
     /// Like the bad one, and a request can take as long as a lease.
     Slow,
 }
@@ -130,7 +132,10 @@ impl Stage {
                 .server_errors(chance / 2.0)
                 .replicated_write_conflicts(self.twists.conflicts)
                 .late(chance, SOON)
-                .repeat(chance, if random.bool() { self.latest_arrival } else { SOON });
+                .repeat(
+                    if network == Network::Once { 0.0 } else { chance },
+                    if random.bool() { self.latest_arrival } else { SOON },
+                );
         }
         let host = host.faults(faults).intercept(observer).intercept(self.tally.clone());
         let host = match self.mutation {

@@ -86,6 +86,7 @@ pub const MUTATIONS: [Mutation; 20] = [
     Mutation {
         name: "a takeover does not read which permit it saw",
         breaks: FREED,
+        first_seed: 2396,
         request: |request| takeover_unread(request, &["nonce", PERMIT_NUMBER]),
         ..Mutation::NONE
     },
