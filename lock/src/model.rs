@@ -92,9 +92,8 @@ impl Acquiring {
     fn on(&mut self, event: Event, now: Clocks) -> Step {
         let moment = now.moment();
         let mut next = self.asking.on(event, moment);
-        let withdrawal = |acquisition| {
-            Operation(What::Withdraw(Box::new(Withdrawing::start(acquisition, self.acquire.takes_over, moment))))
-        };
+        let withdrawal =
+            |acquisition| Operation(What::Withdraw(Box::new(Withdrawing::start(acquisition, self.acquire.takes_over))));
         loop {
             next = match next {
                 Next::Send { .. } => return Step::Send(requests(&self.asking.request())),
@@ -163,7 +162,7 @@ impl Held {
         let sequence = self.continuation.next_sequence();
         let number = self.continuation.release_number(&self.acquisition, now);
         let release = Release { number, sequence, now, hold_until, hold: None, data: None, coalesces: true };
-        Operation(What::Release(Releasing::all(&self.acquisition, release), self))
+        Operation(What::Release(Releasing::new(&self.acquisition, self.acquisition.numbers.own, release), self))
     }
 
     /// Begins a renewal.

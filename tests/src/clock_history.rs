@@ -108,6 +108,10 @@ struct Kept {
     holders: HashMap<String, Vec<Weak<Lock>>>,
     /// When the last run has ended whose result was stored.
     completed: Option<SystemTime>,
+    /// How many hosts have a clock that jumped ahead.
+    ahead: usize,
+    /// When a result was stored last.
+    stored: Option<SystemTime>,
 }
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
@@ -142,6 +146,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
             let by = wrong(&mut random);
             if random.bool() {
                 host.set_clock_forward(by);
+                scene.book.state().kept.ahead += 1;
             } else {
                 host.set_clock_back(by);
             }
@@ -195,13 +200,19 @@ impl Scene {
         }
     }
 
+    /// A host whose clock is ahead may put back the row of another such host, which then cannot put back what it replaced.
+    fn blocked(&self, what: &str) {
+        if self.book.state().kept.ahead <= 1 {
+            self.broke(format!("{SERVED}: {what}"));
+        }
+    }
+
     /// Acquires these keys, renews the lease sometimes, and releases them.
     async fn hold(&self, name: &str, locks: &Locks, keys: &[&str], random: &mut Rng) {
         let acquire = if let [key] = keys { locks.acquire(*key) } else { locks.acquire_all(keys.iter().copied()) };
         let budget = if random.bool() { millis(random, 0..=6000) } else { Duration::ZERO };
         let acquire = acquire.lease(LEASE).wait(Waiting::draw(random).up_to(budget)).into_future();
-        // An acquire of several keys that is dropped learns too late that its clock is wrong.
-        let is_dropped = keys.len() == 1 && random.u8(0..6) == 0;
+        let is_dropped = random.u8(0..6) == 0;
         let limit = if is_dropped { millis(random, 0..=100) } else { Duration::MAX };
         let lock = match timeout(limit, acquire).await {
             Ok(Ok(lock)) => Arc::new(lock),
@@ -267,8 +278,13 @@ impl Scene {
         match (outcome, ended) {
             (Ok(_), Some(ended)) => {
                 let mut page = self.book.state();
-                page.kept.completed = page.kept.completed.max(Some(ended));
-                self.book.log(&mut page, &format!("{name} has stored its result"));
+                // A request that arrives while a wrong clock has the record finds it lost.
+                let is_stored = page.kept.stored >= Some(ended);
+                if is_stored {
+                    page.kept.completed = page.kept.completed.max(Some(ended));
+                }
+                let what = if is_stored { "has stored its result" } else { "has run, and stored nothing" };
+                self.book.log(&mut page, &format!("{name} {what}"));
             }
             (Ok(_), None) => self.note(|kept| &mut kept.counts.replayed, &format!("{name} got the result")),
             (Err(HandlerError::Lock(error)), _) => self.refused(name, &error),
@@ -293,7 +309,7 @@ impl Scene {
         for key in KEYS {
             match locks.acquire(key).lease(LEASE).wait(self.stage.slack()).await {
                 Ok(lock) => drop(lock.release().await),
-                Err(error) => self.broke(format!("{SERVED}: {key} is blocked: {error}")),
+                Err(error) => self.blocked(&format!("{key} is blocked: {error}")),
             }
         }
         sleep(WINDOW).await;
@@ -301,26 +317,32 @@ impl Scene {
         if let Err(error) = locks.rate(RATE, 5, Duration::from_secs(1)).pass().await
             && refused(&error)
         {
-            self.broke(format!("{SERVED}: the rate is blocked: {error}"));
+            self.blocked(&format!("the rate is blocked: {error}"));
         }
         match locks.acquire(RECORD).lease(LEASE).wait(self.stage.slack()).await {
-            Err(error) if refused(&error) => self.broke(format!("{SERVED}: the record is blocked: {error}")),
+            Err(error) if refused(&error) => self.blocked(&format!("the record is blocked: {error}")),
             _ => {}
         }
     }
 }
 
-/// Counts the rows that come back.
+/// Counts the rows that come back, and sees when a result is stored.
 #[derive(Debug)]
 struct Observer(Arc<Book<Kept>>);
 
 impl Intercept for Observer {
     fn answer(&self, operation: &str, request: &serde_json::Value, answer: &mut lambda_lock::embedded::Answer) {
-        let is_put_back = crate::request::purpose_of(operation, request) == Some(Purpose::PutBack);
-        if is_put_back && answer.status == 200 {
-            let mut page = self.0.state();
-            page.kept.counts.put_back += 1;
-            self.0.log(&mut page, "  put back");
+        if answer.status != 200 {
+            return;
+        }
+        let mut page = self.0.state();
+        match crate::request::purpose_of(operation, request) {
+            Some(Purpose::PutBack) => {
+                page.kept.counts.put_back += 1;
+                self.0.log(&mut page, "  put back");
+            }
+            Some(Purpose::Complete) => page.kept.stored = Some(self.0.engine.now()),
+            _ => {}
         }
     }
 }

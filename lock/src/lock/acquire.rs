@@ -94,9 +94,9 @@ impl Locks {
     /// the keys may differ. The earlier holder then finds its whole lock lost, and its other keys stay held until it releases
     /// them or their leases end.
     ///
-    /// An acquire that ends without the lock [withdraws](Acquire#withdrawal). First a transaction frees the keys that its
-    /// attempts have taken, and then one `UpdateItem` makes the row of the first key refuse the late request, which is enough
-    /// to refuse the whole transaction. More requests follow while others change the rows.
+    /// An acquire that ends without the lock [withdraws](Acquire#withdrawal). One `UpdateItem` makes the row of the
+    /// first key refuse the late request, which is enough to refuse the whole transaction. If that row shows that an attempt
+    /// had taken the keys, a transaction frees them. More requests follow while another client changes the rows.
     pub fn acquire_all(&self, keys: impl IntoIterator<Item = impl Into<String>>) -> Acquire {
         self.acquire_target(Target::several(keys.into_iter().map(Into::into).collect()))
     }

@@ -775,7 +775,8 @@ impl Holding {
         let hold = Hold { since, before: self.hold_time, is_before_known: true };
         let number = self.release_number();
         let release = Release { number, sequence, now, hold_until, hold: Some(hold), data, coalesces };
-        let answer = match table.run(Releasing::all(&self.acquisition, release), || now).await {
+        let releasing = Releasing::new(&self.acquisition, self.acquisition.numbers.own, release);
+        let answer = match table.run(releasing, || now).await {
             // Nothing replaces what is held before the lease has ended, so the release was applied.
             Ok(Released::NoTrace) if !lease.deadline.has_passed(self.now()) => Ok(Released::NoTrace),
             Ok(Released::NoTrace) => Err(self.error(Cause::Lost(None))),

@@ -214,7 +214,7 @@ impl Withdrawal {
     async fn send(mut self, limit: Duration) {
         let Locks(settings) = &self.locks;
         let clock = || settings.clock.now();
-        let withdrawing = Withdrawing::start(self.acquisition.clone(), self.keeps, clock());
+        let withdrawing = Withdrawing::start(self.acquisition.clone(), self.keeps);
         let withdrawal = Box::pin(settings.table.run(withdrawing, clock));
         let is_sent = matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         self.is_sent = is_sent;
@@ -228,7 +228,7 @@ impl Drop for Withdrawal {
             let key = acquisition.name(locks.0.table.place());
             in_background(&self.locks, key, Span::none(), async move {
                 let clock = || locks.0.clock.now();
-                locks.0.table.in_background().run(Withdrawing::start(acquisition, keeps, clock()), clock).await
+                locks.0.table.in_background().run(Withdrawing::start(acquisition, keeps), clock).await
             });
         }
     }

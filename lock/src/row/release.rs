@@ -39,14 +39,11 @@ pub(crate) struct Releasing<'a> {
 }
 
 impl<'a> Releasing<'a> {
-    pub(crate) fn all(acquisition: &Acquisition, release: Release<'a>) -> Self {
-        Self::some(acquisition, acquisition.target.keys().to_vec(), acquisition.numbers.own, release)
-    }
-
-    pub(super) fn some(acquisition: &Acquisition, keys: Vec<String>, own: u64, release: Release<'a>) -> Self {
+    /// Of all keys that the owner has taken with the number `own`.
+    pub(crate) fn new(acquisition: &Acquisition, own: u64, release: Release<'a>) -> Self {
         Self {
             acquisition: acquisition.clone(),
-            keys,
+            keys: acquisition.target.keys().to_vec(),
             own,
             release,
             others: Vec::new(),

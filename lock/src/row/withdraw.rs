@@ -32,30 +32,15 @@ enum Phase {
     PuttingBack(Item),
     GivingUp,
     /// `is_last`: the numbers were given up.
-    Freeing {
-        releasing: Releasing<'static>,
-        is_last: bool,
-    },
+    Freeing(Releasing<'static>),
 }
 
 impl Withdrawing {
-    /// `now` is this host's clock. With `keeps`, what an attempt has taken stays held.
-    pub(crate) fn start(acquisition: Acquisition, keeps: bool, now: Moment) -> Self {
+    /// With `keeps`, what an attempt has taken stays held.
+    pub(crate) fn start(acquisition: Acquisition, keeps: bool) -> Self {
         let (last, seen) = (acquisition.numbers.sent, None);
-        let now = acquisition.corrected(now);
-        let mut this = Self { acquisition, keeps, last, seen, tries: 0, phase: Phase::GivingUp };
-        // One row refuses all that a late attempt asks for, and shows one key only.
-        if let Some(before) = this.acquisition.replaced() {
-            this.phase = Phase::PuttingBack(before.clone());
-        } else if this.acquisition.target.transact().is_some() && !keeps {
-            this.free(this.acquisition.target.keys().to_vec(), last, false, now);
-        }
-        this
-    }
-
-    fn free(&mut self, keys: Vec<String>, own: u64, is_last: bool, now: Moment) {
-        let releasing = Releasing::some(&self.acquisition, keys, own, self.acquisition.end_of(now));
-        self.phase = Phase::Freeing { releasing, is_last };
+        let phase = acquisition.replaced().map_or(Phase::GivingUp, |before| Phase::PuttingBack(before.clone()));
+        Self { acquisition, keeps, last, seen, tries: 0, phase }
     }
 
     fn given_up(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<Option<()>, Error> {
@@ -77,25 +62,10 @@ impl Withdrawing {
             return Err(self.acquisition.error(Cause::Conflict, table));
         }
         let own = self.acquisition.taken_with(row.as_ref(), self.last).filter(|_| !self.keeps);
-        Ok(match own {
-            Some(own) => {
-                self.free(self.acquisition.target.keys().to_vec(), own, true, now);
-                None
-            }
-            None => Some(()),
-        })
-    }
-
-    /// Frees what an earlier attempt has taken of these keys, with its number.
-    fn freed(&mut self, others: Vec<(String, Option<Holder>)>, is_last: bool, now: Moment) -> Option<()> {
-        let earlier = |row: &Option<Holder>| self.acquisition.taken_with(row.as_ref(), self.last);
-        let number = others.iter().find_map(|(_, row)| earlier(row)).filter(|_| self.tries < TRIES);
-        let Some(number) = number else { return is_last.then_some(()) };
-        let others = others.into_iter().filter(|(_, row)| earlier(row) == Some(number));
-        let keys = others.map(|(key, _)| key).collect();
-        self.tries += 1;
-        self.free(keys, number, is_last, now);
-        None
+        let Some(own) = own else { return Ok(Some(())) };
+        // Each attempt takes all keys or none: the first key shows with which number.
+        self.phase = Phase::Freeing(Releasing::new(&self.acquisition, own, self.acquisition.end_of(now)));
+        Ok(None)
     }
 }
 
@@ -111,7 +81,7 @@ impl Operation for Withdrawing {
             Phase::GivingUp => {
                 acquisition.place(table, acquisition.key()).withdraw(self.last, self.seen.as_ref(), now).into()
             }
-            Phase::Freeing { releasing, .. } => releasing.request(table, now),
+            Phase::Freeing(releasing) => releasing.request(table, now),
         }
     }
 
@@ -120,11 +90,11 @@ impl Operation for Withdrawing {
         match std::mem::replace(&mut self.phase, Phase::GivingUp) {
             Phase::PuttingBack(_) => Ok(answer.into_applied().map(drop)),
             Phase::GivingUp => self.given_up(table, answer, now),
-            Phase::Freeing { mut releasing, is_last } => {
+            Phase::Freeing(mut releasing) => {
                 if releasing.take_note(table, answer) {
-                    return Ok(self.freed(releasing.others()?, is_last, now));
+                    return releasing.others().map(|_| Some(()));
                 }
-                self.phase = Phase::Freeing { releasing, is_last };
+                self.phase = Phase::Freeing(releasing);
                 Ok(None)
             }
         }
