@@ -570,7 +570,7 @@ impl Acquire {
     /// Returns the places of this waiter, if waiters take turns.
     pub(super) fn turns(&self) -> Option<Turns> {
         let takes_turns = !self.takes_over && self.wait.is_some_and(|wait| wait.takes_turns());
-        takes_turns.then(|| Turns::new(self.target.capacity(), self.target.keys().len()))
+        takes_turns.then(|| Turns::new(&self.target))
     }
 }
 
@@ -640,5 +640,5 @@ pub(crate) async fn in_time_to_answer<T>(
     lock: &Lock,
     request: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    tokio::time::timeout(lock.time_to_answer(), request).await.unwrap_or_else(|_| Err(lock.unanswered()))
+    tokio::time::timeout(lock.time_to_answer(), request).await.unwrap_or_else(|_| Err(lock.hold.unanswered()))
 }

@@ -175,9 +175,8 @@ impl<'a> Asking<'a> {
             self.is_last = self.delays.is_last(now.since(self.started));
         }
         if let Some(turns) = &mut self.turns {
-            let target = &self.acquire.target;
             let memories = turn.into_iter().flat_map(Turn::memories);
-            *turns = Turns::elsewhere(target.capacity(), target.keys().len(), memories, now);
+            *turns = Turns::elsewhere(&self.acquire.target, memories, now);
         }
         self
     }
@@ -273,8 +272,8 @@ impl<'a> Asking<'a> {
         self.now = now;
         self.adaptations = 0;
         self.sent.retain(|(_, _, lease)| !lease.deadline.has_passed(now));
-        let takes_place = self.acquire.target.takes_place();
-        self.ranks = self.turns.as_ref().map(|turns| turns.ranks(takes_place, self.is_last, now)).unwrap_or_default();
+        let ranks = |turns: &Turns| if self.is_last { turns.last_ranks(now) } else { turns.ranks(now) };
+        self.ranks = self.turns.as_ref().map(ranks).unwrap_or_default();
         self.may_have_key = true;
         self.send(now)
     }
@@ -458,7 +457,7 @@ impl<'a> Asking<'a> {
         }
         if let Some(turns) = self.turns.as_ref().filter(|_| holder_until.is_some()) {
             let left = self.left(now);
-            match turns.next(now, self.acquire.target.takes_place(), random::unit()) {
+            match turns.next(now, random::unit()) {
                 InTurn::BackOff => {}
                 InTurn::Ask(delay) => return self.sleep(delay, now),
                 InTurn::Join { keys, delay } => {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use tracing::Instrument;
 
-use super::held::{BackgroundRequest, Lock, Phase};
+use super::held::Lock;
+use super::holding::Phase;
 use super::wait::Backoff;
 use crate::error::{Cause, Error};
 use crate::row::{Completed, Completing, Outcome};
@@ -19,7 +20,7 @@ impl Lock {
     pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
         let limit = self.time_to_answer();
         let (locks, now, last) = (&self.hold.locks, self.hold.now(), self.hold.release_number());
-        let _until_it_is_answered = BackgroundRequest::start(locks.clone());
+        let _until_it_is_answered = locks.0.background.begin();
         // An unanswered completion may have been applied, so no release may follow it.
         if self.hold.enter_from(&[Phase::Held, Phase::Lost, Phase::LostInPart], Phase::Released).is_err() {
             return Err(self.error(Cause::Lost(None)));

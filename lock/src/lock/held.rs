@@ -3,25 +3,21 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::ConditionCheck;
-use futures_util::future::BoxFuture;
-use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
+use super::holding::{Continuation, Holding, Phase, State, Watch};
 use super::locks::Locks;
-use super::register::Held;
 use super::telemetry::HoldSpan;
-use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, identity_of};
 use crate::limits::time_to_ask;
-use crate::queue::HoldTime;
-use crate::row::{Acquisition, Coalescing, Grant, Hold, Release, Released, Releasing, Renewed, Renewing, Table};
+use crate::row::{Acquisition, Grant, Released, Renewed, Renewing};
 
 /// A lock that was acquired.
 ///
@@ -48,122 +44,6 @@ pub struct Lock {
     data: Option<Data>,
     /// Serializes renewals, so that the lease here is that of the renewal which the row applied last.
     renewing: AsyncMutex<()>,
-}
-
-/// The state of a [`Lock`]. The lock shares it with the register of all locks, and with a release in the background.
-pub(super) struct Holding {
-    pub(super) locks: Locks,
-    pub(super) acquisition: Acquisition,
-    /// In the order of the keys. Without a fence, the lock is not enforced.
-    pub(super) fences: Vec<u64>,
-    pub(super) telemetry: HoldSpan,
-    /// When the request that took the key was sent.
-    sent: Moment,
-    /// When the hold began, if it was taken over from an earlier acquire of the same identity.
-    held_since: Option<Duration>,
-    /// How long the holds before this one took.
-    hold_time: Option<HoldTime>,
-    /// How much longer that request took than other ones.
-    excess: Duration,
-    state: Mutex<State>,
-    /// Notified of every change of the state.
-    changed: Notify,
-}
-
-#[derive(Debug)]
-struct State {
-    lease: Lease,
-    /// The data that the next renewal or release writes.
-    new_data: Option<Data>,
-    phase: Phase,
-    /// The process is about to end, so the lock ends before its lease does.
-    is_stopped: bool,
-    /// How many pieces of work watch this lock. The task of that work releases it.
-    watched: usize,
-    continuation: Continuation,
-}
-
-/// What the requests after an acquire have in common.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Continuation {
-    /// Until when `min_hold` keeps the key after an early release.
-    pub(crate) hold_until: Option<Duration>,
-    /// How many requests were sent after the acquire.
-    pub(crate) sequence: u64,
-    /// The number of the release, once it is known.
-    pub(crate) release: Option<u64>,
-}
-
-impl Continuation {
-    pub(crate) fn new(sent: Moment, min_hold: Duration, clock_skew: Duration) -> Self {
-        // The skew is added because the clocks of other hosts can be ahead.
-        let hold_until = sent.wall.saturating_add(min_hold).saturating_add(clock_skew);
-        Self { hold_until: (!min_hold.is_zero()).then_some(hold_until), sequence: 0, release: None }
-    }
-
-    pub(crate) fn next_sequence(&mut self) -> u64 {
-        self.sequence += 1;
-        self.sequence
-    }
-
-    /// Returns the number of the release or the completion. It stays the same, so that a repetition recognises itself.
-    pub(crate) fn release_number(&mut self, acquisition: &Acquisition, now: Moment) -> u64 {
-        *self.release.get_or_insert_with(|| acquisition.release_number(now))
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Phase {
-    Held,
-    /// A release was started. The lock is no longer valid, even if the release was not answered.
-    Releasing,
-    /// No request is left to send.
-    Released,
-    /// The row refused this owner, so no request is left to send either.
-    Lost,
-    /// The same, but a release frees other keys that this owner still has.
-    LostInPart,
-}
-
-impl Phase {
-    const ALL: [Self; 5] = [Self::Held, Self::Releasing, Self::Released, Self::Lost, Self::LostInPart];
-}
-
-impl Locks {
-    /// Leaves the work of a refused acquire to the [holder](Error::holder) that the refusal has named, whose release
-    /// then [says so](Lock::release_coalescing). Returns `true` if the holder runs once more after its present run. Returns `false`
-    /// if it has released or lost the key meanwhile: acquire again. One request, or two if others ask at the same time; IAM action
-    /// `dynamodb:UpdateItem`.
-    ///
-    /// Suppose that a search index is rebuilt after each change, by one invocation at a time, and that a change comes in while
-    /// one runs. It may have read its input already. If you skip the change, the index misses it until the next one.
-    /// [`LockLayer::coalesce`](crate::LockLayer::coalesce) does all this for a handler, and
-    /// [`release_coalescing`](Lock::release_coalescing) has the whole loop.
-    ///
-    /// All holders of the key must release it so, and run once more whatever their run ended with. A plain release, the release of
-    /// [several keys](Self::acquire_all) and the completion of a record do not look, and the work that was left would be lost. If
-    /// the holder crashes, or an operator frees its key, its retry has to run the work: [all
-    /// cases](crate::docs::recipes::rebuild#who-does-the-skipped-work).
-    ///
-    /// Take the holder from the refusal. It knows which attempts this acquire has sent, and the request gives them up, so that
-    /// none of them takes the key later for nobody. A holder that [`get`](Self::get) has read knows of none.
-    ///
-    /// Returns `false`, too, for a permit, for a record of another library, and for a key that only a
-    /// [minimum hold](crate::Acquire::min_hold) keeps: they have nobody who would run once more.
-    #[doc(alias = "debounce", alias = "dirty flag", alias = "rerun")]
-    pub async fn coalesce(&self, key: impl Into<String>, seen: &Holder) -> Result<bool, Error> {
-        let key = key.into();
-        self.check_key(&key)?;
-        if !self.0.enabled {
-            return Ok(false);
-        }
-        let is_left = match Coalescing::new(&key, seen, self.0.clock.now()) {
-            Some(coalescing) => self.0.table.run(coalescing, || self.0.clock.now()).await?,
-            None => false,
-        };
-        tracing::debug!(key = self.0.table.place().printable_key(&key), is_left, "left to the holder");
-        Ok(is_left)
-    }
 }
 
 impl Lock {
@@ -672,11 +552,6 @@ impl Lock {
         }
     }
 
-    /// Returns the error of a release or a completion that timed out.
-    pub(super) fn unanswered(&self) -> Error {
-        self.hold.unanswered()
-    }
-
     pub(crate) fn error(&self, cause: Cause) -> Error {
         self.hold.error(cause)
     }
@@ -684,244 +559,6 @@ impl Lock {
     /// Leaves the release to the task of the work, which stores the result of work that is done.
     pub(super) fn leave_to_task(&self) {
         self.hold.state().watched += 1;
-    }
-}
-
-impl Holding {
-    fn is_enforced(&self) -> bool {
-        !self.fences.is_empty()
-    }
-
-    /// Returns the check "still held" of each key.
-    pub(super) fn condition_checks(&self) -> Result<Vec<ConditionCheck>, Error> {
-        self.locks.0.table.condition_checks(&self.acquisition, self.is_enforced(), self.now())
-    }
-
-    fn remaining(&self) -> Duration {
-        let state = self.state();
-        match state.phase {
-            Phase::Held if !state.is_stopped => state.lease.deadline.remaining(self.now()),
-            _ => Duration::ZERO,
-        }
-    }
-
-    /// Whether the lease ended before a release.
-    fn has_expired(&self) -> bool {
-        let State { phase, lease, .. } = *self.state();
-        phase == Phase::Held && lease.deadline.has_passed(self.now())
-    }
-
-    /// Whether work under this lock must stop.
-    fn is_overrun(&self) -> bool {
-        self.remaining().is_zero() && !self.was_released()
-    }
-
-    /// Whether the work itself released the lock, so that it goes on.
-    fn was_released(&self) -> bool {
-        let State { phase, is_stopped, .. } = *self.state();
-        !is_stopped && matches!(phase, Phase::Releasing | Phase::Released)
-    }
-
-    fn clear_min_hold(&self) {
-        self.state().continuation.hold_until = None;
-    }
-
-    /// The work was not done, so the next attempt need not wait.
-    fn work_failed(&self) {
-        self.clear_min_hold();
-        if self.is_enforced() {
-            self.telemetry.work_failed();
-        }
-    }
-
-    /// Releases the lock. With `coalesces`, the answer says whether work was left to this holder.
-    async fn release(&self, coalesces: bool) -> Result<Released, Error> {
-        const NOTHING_LEFT: Released = Released::Freed { is_asked: false };
-        let from = [Phase::Held, Phase::LostInPart, Phase::Releasing];
-        let of_request = |state: &mut State| (state.new_data.clone(), state.continuation.next_sequence());
-        let (data, sequence) = match self.enter_with(&from, Phase::Releasing, of_request) {
-            Err(Phase::Released) => return Ok(NOTHING_LEFT),
-            Err(_) => return Err(self.error(Cause::Lost(None))),
-            Ok(taken) => taken,
-        };
-        let checked = data.as_ref().map_or(Ok(()), |data| self.acquisition.target().check_data(data));
-        if !self.is_enforced() {
-            checked?;
-            self.enter(Phase::Released);
-            return Ok(NOTHING_LEFT);
-        }
-        checked.inspect_err(|error| self.telemetry.release_failed(error))?;
-        let table = &self.locks.0.table;
-        let answer = self.send_release(table, sequence, data.as_ref(), coalesces).instrument(self.span().clone()).await;
-        match &answer {
-            Ok(_) => self.enter(Phase::Released),
-            Err(error) if error.is_lost() => self.enter(Phase::Lost),
-            Err(_) => {}
-        }
-        answer
-    }
-
-    /// Sends the release.
-    async fn send_release(
-        &self,
-        table: &Table,
-        sequence: u64,
-        data: Option<&Data>,
-        coalesces: bool,
-    ) -> Result<Released, Error> {
-        let now = self.now();
-        let State { continuation: Continuation { hold_until, .. }, lease, .. } = *self.state();
-        let since = self.held_since.unwrap_or_else(|| self.acquired() + self.excess);
-        let hold = Hold { since, before: self.hold_time, is_before_known: true };
-        let number = self.release_number();
-        let release = Release { number, sequence, now, hold_until, hold: Some(hold), data, coalesces };
-        let releasing = Releasing::new(&self.acquisition, self.acquisition.numbers.own, release);
-        let answer = match table.run(releasing, || now).await {
-            // Nothing replaces what is held before the lease has ended, so the release was applied.
-            Ok(Released::NoTrace) if !lease.deadline.has_passed(self.now()) => Ok(Released::NoTrace),
-            Ok(Released::NoTrace) => Err(self.error(Cause::Lost(None))),
-            answer => answer,
-        };
-        match &answer {
-            Ok(released) => {
-                let is_completed = matches!(released, Released::Completed(_));
-                let outcome = if is_completed { "completed" } else { "released" };
-                if is_completed {
-                    self.telemetry.committed();
-                }
-                self.telemetry.released(outcome, Some((now, self.now())));
-            }
-            Err(error) => self.telemetry.release_failed(error),
-        }
-        answer
-    }
-
-    /// Returns the number of the release or the completion.
-    pub(super) fn release_number(&self) -> u64 {
-        let now = self.now();
-        self.state().continuation.release_number(&self.acquisition, now)
-    }
-
-    /// Returns the error of a release or a completion that timed out.
-    pub(super) fn unanswered(&self) -> Error {
-        let error = self.error(Cause::Unavailable);
-        self.telemetry.release_failed(&error);
-        error
-    }
-
-    pub(super) fn error(&self, cause: Cause) -> Error {
-        self.acquisition.error(cause, &self.locks.0.table)
-    }
-
-    pub(super) fn span(&self) -> &Span {
-        self.telemetry.span()
-    }
-
-    pub(super) fn enter(&self, phase: Phase) {
-        let _always_allowed = self.enter_from(&Phase::ALL, phase);
-    }
-
-    /// Enters a phase if the present one is in `from`. Otherwise returns the present one.
-    pub(super) fn enter_from(&self, from: &[Phase], phase: Phase) -> Result<(), Phase> {
-        self.enter_with(from, phase, |_| ())
-    }
-
-    /// Enters a phase as [`enter_from`](Self::enter_from) does, and returns what `take` takes from the state at the same
-    /// moment.
-    fn enter_with<T>(&self, from: &[Phase], phase: Phase, take: impl FnOnce(&mut State) -> T) -> Result<T, Phase> {
-        let (before, lease, taken) = {
-            let mut state = self.state();
-            if !from.contains(&state.phase) {
-                return Err(state.phase);
-            }
-            let taken = take(&mut state);
-            (std::mem::replace(&mut state.phase, phase), state.lease, taken)
-        };
-        self.changed.notify_waiters();
-        if before == Phase::Held && self.is_enforced() {
-            let now = self.now();
-            let held = self.held_since.map_or_else(|| now.since(self.sent), |since| now.wall.saturating_sub(since));
-            self.telemetry.ended(held, lease.deadline.has_passed(now));
-        }
-        Ok(taken)
-    }
-
-    pub(super) fn now(&self) -> Moment {
-        self.locks.0.clock.now()
-    }
-
-    /// Returns the end of a window that begins now. The clock may have been set back since the acquire, whose answer showed that it
-    /// was right.
-    pub(super) fn window_end(&self, now: Moment, window: Duration) -> Duration {
-        now.wall.max(self.sent.wall.saturating_add(now.since(self.sent))).saturating_add(window)
-    }
-
-    /// Returns `acquired_at` in the whole milliseconds of the row.
-    fn acquired(&self) -> Duration {
-        Duration::from_millis(self.sent.millis())
-    }
-
-    /// The state is plain values, so a panic cannot leave it half-written.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Omits all but the key.
-impl fmt::Debug for Holding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holding")
-            .field("key", &self.acquisition.name(self.locks.0.table.place()))
-            .finish_non_exhaustive()
-    }
-}
-
-impl Held for Holding {
-    fn stop(&self) -> bool {
-        let phase = {
-            let mut state = self.state();
-            state.is_stopped = true;
-            state.phase
-        };
-        self.changed.notify_waiters();
-        !matches!(phase, Phase::Released | Phase::Lost)
-    }
-
-    fn released(&self) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async {
-            loop {
-                let changed = self.changed.notified();
-                let State { phase, watched, .. } = *self.state();
-                match phase {
-                    Phase::Released | Phase::Lost => return Ok(()),
-                    Phase::Held | Phase::Releasing | Phase::LostInPart if watched == 0 => break,
-                    _ => changed.await,
-                }
-            }
-            self.clear_min_hold();
-            self.release(false).await.map(drop)
-        })
-    }
-
-    fn unanswered(&self) -> Error {
-        self.error(Cause::Unavailable)
-    }
-}
-
-/// Work that watches a lock.
-struct Watch<'a>(&'a Holding);
-
-impl<'a> Watch<'a> {
-    fn start(hold: &'a Holding) -> Self {
-        hold.state().watched += 1;
-        Self(hold)
-    }
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        self.0.state().watched -= 1;
-        self.0.changed.notify_waiters();
     }
 }
 
@@ -943,7 +580,7 @@ impl Drop for Lock {
             return hold.locks.0.held.remove(hold);
         }
         // `release_all` sees the lock, or waits for the request in the background.
-        let _counted = BackgroundRequest::start(hold.locks.clone());
+        let _counted = hold.locks.0.background.begin();
         hold.locks.0.held.remove(hold);
         let (phase, data, sequence) = {
             let mut state = hold.state();
@@ -961,55 +598,9 @@ impl Drop for Lock {
         // Oversized data would make the release fail, and keep the key held.
         let data = data.filter(|data| hold.acquisition.target().check_data(data).is_ok());
         let released = Arc::clone(hold);
-        in_background(&hold.locks, self.shown_key().to_owned(), hold.span().clone(), async move {
+        hold.locks.0.background.send(self.shown_key().to_owned(), hold.span().clone(), async move {
             let table = released.locks.0.table.in_background();
             released.send_release(&table, sequence, data.as_ref(), false).await.map(drop)
         });
-    }
-}
-
-/// Sends a request without waiting for its answer, if there is a runtime to send it.
-pub(super) fn in_background(
-    locks: &Locks,
-    key: String,
-    span: Span,
-    request: impl Future<Output = Result<(), Error>> + Send + 'static,
-) {
-    if let Ok(runtime) = Handle::try_current() {
-        let pending = BackgroundRequest::start(locks.clone());
-        let request = async move {
-            if let Err(error) = request.await {
-                tracing::debug!(key, ?error, "a background request failed");
-                pending.failed(error);
-            }
-        };
-        runtime.spawn(request.instrument(span));
-    }
-}
-
-/// A background request in progress, for [`Locks::flush`]. It ends when it is dropped, which a runtime that shuts down
-/// also does.
-#[derive(Debug)]
-pub(super) struct BackgroundRequest(Locks);
-
-impl BackgroundRequest {
-    pub(super) fn start(locks: Locks) -> Self {
-        locks.0.in_background.send_modify(|background| background.requests += 1);
-        Self(locks)
-    }
-
-    /// Tells the next flush. A lock that was lost is not held.
-    fn failed(&self, error: Error) {
-        if !error.is_lost() {
-            self.0.0.in_background.send_modify(|background| {
-                background.failed.get_or_insert(error);
-            });
-        }
-    }
-}
-
-impl Drop for BackgroundRequest {
-    fn drop(&mut self) {
-        self.0.0.in_background.send_modify(|background| background.requests -= 1);
     }
 }

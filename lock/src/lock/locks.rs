@@ -8,9 +8,9 @@ use std::time::Duration;
 use aws_config::BehaviorVersion;
 use aws_sdk_dynamodb::Client;
 use futures_util::future::join_all;
-use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::background::Background;
 use super::register::Register;
 use crate::client::{client_config, for_locks, shareable};
 use crate::clock::Clock;
@@ -53,18 +53,9 @@ pub(crate) struct Settings {
     pub(crate) function: String,
     pub(crate) holder: String,
     pub(crate) enabled: bool,
-    pub(crate) in_background: watch::Sender<Background>,
+    pub(super) background: Background,
     /// The locks that are held.
     pub(super) held: Register,
-}
-
-/// The background requests.
-#[derive(Debug, Default)]
-pub(crate) struct Background {
-    /// How many are in progress.
-    pub(super) requests: usize,
-    /// The first error since the last flush.
-    pub(super) failed: Option<Error>,
 }
 
 impl Locks {
@@ -201,13 +192,8 @@ impl Locks {
     /// Sends no request. Each background request takes up to 10 s, in which it is repeated if DynamoDB answers with an error
     /// that a later attempt can mend, and a withdrawal usually sends one or two.
     pub async fn flush(&self, limit: Duration) -> Result<(), Error> {
-        let mut background = self.0.in_background.subscribe();
-        // The receiver fails only if the sender is gone, and `self` has the sender.
-        let ended = timeout(limit, background.wait_for(|background| background.requests == 0)).await.map(drop);
-        let mut failed = None;
-        self.0.in_background.send_modify(|background| failed = background.failed.take());
-        failed.map_or(Ok(()), Err)?;
-        ended.map_err(|_| Error::new(Cause::Unavailable, self.0.table.place(), ""))
+        let are_answered = self.0.background.flush(limit).await?;
+        if are_answered { Ok(()) } else { Err(Error::new(Cause::Unavailable, self.0.table.place(), "")) }
     }
 
     /// Releases all locks and permits that these `Locks` and their clones hold, within `limit`, before the process ends. Also
@@ -446,7 +432,7 @@ impl LocksBuilder {
             function,
             holder,
             enabled: self.enabled,
-            in_background: watch::Sender::default(),
+            background: Background::default(),
             held: Register::default(),
         })))
     }

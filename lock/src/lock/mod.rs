@@ -3,8 +3,11 @@
 mod acquire;
 pub(crate) mod asking;
 mod attempt;
+mod background;
+mod coalesce;
 mod complete;
 mod held;
+mod holding;
 mod identity;
 mod locks;
 mod rate;
@@ -19,9 +22,9 @@ pub use acquire::Acquire;
 pub(crate) use acquire::hold_until;
 pub(crate) use acquire::{AroundPause, in_time_to_answer, until_overrun};
 pub use attempt::{Attempt, Turn};
-#[cfg(feature = "model")]
-pub(crate) use held::Continuation;
 pub use held::Lock;
+#[cfg(feature = "model")]
+pub(crate) use holding::Continuation;
 pub use locks::{Locks, LocksBuilder};
 pub use rate::Rate;
 pub use semaphore::Semaphore;

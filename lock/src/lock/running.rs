@@ -10,7 +10,7 @@ use tracing::{Instrument as _, Span};
 use super::acquire::{Acquire, AroundPause};
 use super::asking::{Answered, Asking, Ended, Event, Places, Step};
 use super::attempt::{Attempt, Turn};
-use super::held::{Lock, in_background};
+use super::held::Lock;
 use super::locks::Locks;
 use super::telemetry::{self, AcquireSpan, HoldSpan};
 use crate::client::SdkAttempts;
@@ -226,7 +226,7 @@ impl Drop for Withdrawal {
         if !self.is_sent {
             let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
             let key = acquisition.name(locks.0.table.place());
-            in_background(&self.locks, key, Span::none(), async move {
+            self.locks.0.background.send(key, Span::none(), async move {
                 let clock = || locks.0.clock.now();
                 locks.0.table.in_background().run(Withdrawing::start(acquisition, keeps), clock).await
             });

@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::holder::Holder;
 use crate::queue::{HoldTime, Queue};
-use crate::row::{LeavesTo, Rank};
+use crate::row::{LeavesTo, Rank, Target};
 
 /// How long the first waiter of a key whose holds are unknown sleeps before it joins: most holds are that short.
 const FIRST_DELAY: Duration = Duration::from_millis(25);
@@ -57,6 +57,7 @@ const LATE: f64 = 1e12;
 pub(crate) struct KeyTurn {
     /// How many owners can have the key at a time.
     capacity: u64,
+    takes_place: bool,
     place: Option<u64>,
     joins: u32,
     /// How many joins have failed since the last one that did not.
@@ -112,11 +113,11 @@ pub(crate) struct Memory {
     pub(crate) seen: Option<u64>,
 }
 
-/// What a waiter waits for.
+/// The hold whose end a waiter waits for.
 #[derive(Clone, Copy, Debug)]
-struct Target {
+struct Awaited {
     hold: Hold,
-    /// How many others wait for it, and come first.
+    /// How many other waiters wait for it, and come first.
     ahead: u64,
 }
 
@@ -130,13 +131,14 @@ pub(crate) enum Action {
 }
 
 impl KeyTurn {
-    /// Creates the turn of a waiter for what so many owners can have at a time.
-    pub(crate) fn new(capacity: u32) -> Self {
-        Self { capacity: capacity.into(), place: None, joins: 0, failed_joins: 0, round_trip: None, seen: None }
+    /// Creates the turn of a waiter with one key of the target.
+    pub(crate) fn new(target: &Target) -> Self {
+        let (capacity, takes_place) = (target.capacity().into(), target.takes_place());
+        Self { capacity, takes_place, place: None, joins: 0, failed_joins: 0, round_trip: None, seen: None }
     }
 
     /// Continues the turn of a waiter in another process.
-    pub(crate) fn remember(capacity: u32, memory: &Memory, now: Moment) -> Self {
+    pub(crate) fn remember(target: &Target, memory: &Memory, now: Moment) -> Self {
         let Memory { place, joins, head, tail, tail_until, hold, hold_deviation, fence, seen } = *memory;
         let time = Duration::from_millis;
         let queue = Queue {
@@ -154,7 +156,7 @@ impl KeyTurn {
         let at = hold.as_ref().map_or(now, |hold| hold.first);
         let (holds, waiters) = (hold.into_iter().collect(), queue.waiters(now.millis()));
         let seen = Seen { at, holds, free: 0, waiters, queue };
-        Self { place, joins, seen: Some(seen), ..Self::new(capacity) }
+        Self { place, joins, seen: Some(seen), ..Self::new(target) }
     }
 
     /// Returns what to take along.
@@ -178,7 +180,7 @@ impl KeyTurn {
     /// is its turn, if all waiters ahead have theirs.
     pub(crate) fn delay_elsewhere(&self, now: Moment) -> Duration {
         let Some(seen) = &self.seen else { return SHORTEST_ELSEWHERE };
-        let Target { hold, ahead } = self.target(seen, now);
+        let Awaited { hold, ahead } = self.awaited(seen, now);
         let left_of_lease = (count(hold.until) - ms(now.wall)).max(0.0);
         let (age, known) = (self.age(&hold, now), seen.queue.hold_time.map(in_ms));
         let look = ms(LATE_ELSEWHERE).max(age * SHORT);
@@ -272,11 +274,10 @@ impl KeyTurn {
         self.seen.as_ref().is_some_and(|seen| seen.free > 0)
     }
 
-    /// Returns what this waiter waits for.
-    fn target(&self, seen: &Seen, now: Moment) -> Target {
+    fn awaited(&self, seen: &Seen, now: Moment) -> Awaited {
         let ahead = self.ahead();
         if let ([hold], 1) = (&seen.holds[..], self.capacity) {
-            return Target { hold: *hold, ahead };
+            return Awaited { hold: *hold, ahead };
         }
         // One hold that takes much longer does not count, unless all do.
         let left = |hold: &Hold| {
@@ -303,14 +304,14 @@ impl KeyTurn {
         let (index, rounds) = (ahead % many, ahead / many);
         let index = index.checked_sub(seen.free).and_then(|index| usize::try_from(index).ok());
         let hold = index.and_then(|index| holds.get(index)).map_or(free, |(_, hold)| *hold);
-        Target { hold, ahead: rounds }
+        Awaited { hold, ahead: rounds }
     }
 
     /// Returns the next step, and the delay before it. `random` is between 0 and 1.
-    pub(crate) fn next(&self, now: Moment, takes_place: bool, random: f64) -> (Action, Duration) {
+    pub(crate) fn next(&self, now: Moment, random: f64) -> (Action, Duration) {
         let Some(seen) = &self.seen else { return (Action::BackOff, Duration::ZERO) };
         let is_known = seen.queue.hold_time.is_some();
-        if self.place.is_none() && takes_place {
+        if self.place.is_none() && self.takes_place {
             return match self.joins {
                 MAX_JOINS.. => (Action::BackOff, Duration::ZERO),
                 0 if !is_known && seen.waiters == 0 => (Action::Join, FIRST_DELAY),
@@ -320,15 +321,15 @@ impl KeyTurn {
         if self.place.is_none() && !is_known {
             return (Action::BackOff, Duration::ZERO);
         }
-        let delay = self.delay(seen, self.target(seen, now), now, random).min(ms(LONGEST_DELAY));
+        let delay = self.delay(seen, self.awaited(seen, now), now, random).min(ms(LONGEST_DELAY));
         (Action::Ask, in_time(delay))
     }
 
     /// Returns the rank of the next attempt. A waiter that takes no place leaves the key to nobody.
-    pub(crate) fn rank(&self, takes_place: bool) -> Rank {
+    pub(crate) fn rank(&self) -> Rank {
         let moment = Duration::from_secs_f64(self.courtesy_time() / 1000.0);
         let leaves_to = match self.place {
-            _ if !takes_place => LeavesTo::Nobody,
+            _ if !self.takes_place => LeavesTo::Nobody,
             None => LeavesTo::Queue { moment: NEWCOMER_COURTESY },
             Some(place) if self.ahead() > 0 => LeavesTo::Ahead { place, moment },
             Some(_) => LeavesTo::Reservation,
@@ -347,7 +348,7 @@ impl KeyTurn {
     /// Returns how long the hold of this moment should still take, if that can be predicted and this waiter is the next one.
     pub(crate) fn until_its_turn(&self, now: Moment) -> Option<Duration> {
         let seen = self.seen.as_ref()?;
-        let Target { hold, ahead: 0 } = self.target(seen, now) else { return None };
+        let Awaited { hold, ahead: 0 } = self.awaited(seen, now) else { return None };
         self.place?;
         let left_of_lease = count(hold.until) - ms(now.wall);
         let left = if left_of_lease <= 0.0 || hold.released {
@@ -382,7 +383,7 @@ impl KeyTurn {
     }
 
     /// Returns the delay before the next attempt in milliseconds.
-    fn delay(&self, seen: &Seen, Target { hold, ahead }: Target, now: Moment, random: f64) -> f64 {
+    fn delay(&self, seen: &Seen, Awaited { hold, ahead }: Awaited, now: Moment, random: f64) -> f64 {
         let moment = self.moment();
         let behind = self.behind(seen.queue.hold_time, ahead);
         let left_of_lease = count(hold.until) - ms(now.wall);
@@ -453,7 +454,7 @@ impl KeyTurn {
         let courtesy = self.seen.as_ref().and_then(|seen| {
             let (mean, deviation) = seen.queue.hold_time.map(in_ms)?;
             // The hold of now may be another one.
-            let age = self.age(&self.target(seen, seen.at).hold, seen.at);
+            let age = self.age(&self.awaited(seen, seen.at).hold, seen.at);
             // The longest delay of the next in line, which is behind a hold that is late.
             let late =
                 if is_late(age, mean, deviation) { (1.2 * GROWTH * age).min(ms(LONGEST_DELAY) / 5.0) } else { 0.0 };

@@ -13,7 +13,7 @@ use super::turn::{Action, KeyTurn, LONGEST_DELAY, Memory, after_failures};
 use crate::clock::{Moment, millis};
 use crate::holder::Holder;
 use crate::queue::{HoldTime, Queue, Reservation};
-use crate::row::{LeavesTo, Rank};
+use crate::row::{LeavesTo, Rank, Target};
 
 /// What a waiter knows of its keys.
 #[derive(Clone, Debug)]
@@ -61,10 +61,10 @@ pub(crate) enum Step {
 }
 
 impl Turns {
-    /// Creates the turns of a waiter for so many keys, each of which so many owners can have at a time.
-    pub(crate) fn new(capacity: u32, keys: usize) -> Self {
+    /// Creates the turns of a waiter.
+    pub(crate) fn new(target: &Target) -> Self {
         Self {
-            each: (0..keys).map(|_| KeyTurn::new(capacity)).collect(),
+            each: target.keys().iter().map(|_| KeyTurn::new(target)).collect(),
             refusing: Vec::new(),
             has_one_holder: false,
             conflicts: 0,
@@ -77,15 +77,10 @@ impl Turns {
     /// Continues the turns of a waiter that sleeps elsewhere.
     ///
     /// It reserves nothing: its next attempt is another owner's, and comes late.
-    pub(crate) fn elsewhere<'a>(
-        capacity: u32,
-        keys: usize,
-        memories: impl Iterator<Item = &'a Memory>,
-        now: Moment,
-    ) -> Self {
-        let mut this = Self { reserves: false, ..Self::new(capacity, keys) };
+    pub(crate) fn elsewhere<'a>(target: &Target, memories: impl Iterator<Item = &'a Memory>, now: Moment) -> Self {
+        let mut this = Self { reserves: false, ..Self::new(target) };
         for (turn, memory) in this.each.iter_mut().zip(memories) {
-            *turn = KeyTurn::remember(capacity, memory, now);
+            *turn = KeyTurn::remember(target, memory, now);
         }
         this
     }
@@ -175,23 +170,30 @@ impl Turns {
         self.each[index].queue()
     }
 
-    /// Returns the rank of the next attempt for each key. The last attempt, and a waiter that takes no place, leave the keys
-    /// to nobody.
-    pub(crate) fn ranks(&self, takes_place: bool, is_last: bool, now: Moment) -> Vec<Rank> {
-        let has_reserved = self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.until);
-        let rank = |turn: &KeyTurn| match turn.rank(takes_place) {
-            _ if is_last => Rank { has_reserved, ..Rank::default() },
+    /// Returns the rank of the next attempt for each key.
+    pub(crate) fn ranks(&self, now: Moment) -> Vec<Rank> {
+        let has_reserved = self.has_reserved(now);
+        let rank = |turn: &KeyTurn| match turn.rank() {
             rank if has_reserved => Rank { leaves_to: LeavesTo::Reservation, has_reserved, ..rank },
             rank => rank,
         };
         self.each.iter().map(rank).collect()
     }
 
+    /// Returns the rank of the last attempt for each key, which leaves the keys to nobody.
+    pub(crate) fn last_ranks(&self, now: Moment) -> Vec<Rank> {
+        vec![Rank { has_reserved: self.has_reserved(now), ..Rank::default() }; self.each.len()]
+    }
+
+    fn has_reserved(&self, now: Moment) -> bool {
+        self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.until)
+    }
+
     /// Returns the next step after a refusal. `random` is between 0 and 1.
-    pub(crate) fn next(&self, now: Moment, takes_place: bool, random: f64) -> Step {
+    pub(crate) fn next(&self, now: Moment, random: f64) -> Step {
         let (mut joins, mut until_join, mut until_turn) = (Vec::new(), Duration::ZERO, Duration::ZERO);
         for index in self.with_queues() {
-            match self.each[index].next(now, takes_place, random) {
+            match self.each[index].next(now, random) {
                 (Action::BackOff, _) => return Step::BackOff,
                 (Action::Join, delay) => {
                     joins.push(index);
