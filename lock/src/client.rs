@@ -212,7 +212,8 @@ struct Times {
 }
 
 impl SdkAttempts {
-    /// The attempts of one that asks again by itself: when other requests prevent one, it decides when to ask.
+    /// The attempts of a caller that asks again by itself: when other requests prevent an attempt, the caller decides when to
+    /// ask.
     pub(crate) fn leaving_prevented() -> Self {
         Self(Arc::new(State { leaves_prevented: true, ..State::default() }))
     }
@@ -261,7 +262,7 @@ pub(crate) fn shareable(client: Client) -> Client {
     }
     let mut builder = config.to_builder();
     if config.http_client().is_none() {
-        // Without one, the SDK makes its own.
+        // Without an HTTP client, the SDK makes its own.
         builder.set_http_client(http_client(None).ok());
     }
     if config.identity_cache().is_none() {
@@ -270,11 +271,13 @@ pub(crate) fn shareable(client: Client) -> Client {
     Client::from_conf(builder.build())
 }
 
-/// Returns a client for the requests of locks, on the connections of this one. It tells [`SdkAttempts`] about its attempts.
+/// Returns a client for the requests of locks, on the connections of this client. The new client tells [`SdkAttempts`] about
+/// its attempts.
 pub(crate) fn for_locks(client: &Client) -> Client {
     let config = client.config().to_builder().interceptor(Recorder);
     // AWS refuses a clock that is more than five minutes off, which protects the lock. The SDK would sign again with AWS's time.
-    // It would also take half of the time for which Lambda freezes a request for a wrong clock, so that AWS refuses the next.
+    // It would also take half of the time for which Lambda freezes a request for a wrong clock, so that AWS refuses the next
+    // request.
     let config = config.disable_clock_skew_correction(true);
     // All requests of locks are limited in time, and small. Watching how fast they flow would only cost CPU time.
     let config = config.stalled_stream_protection(StalledStreamProtectionConfig::disabled());

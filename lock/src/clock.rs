@@ -4,7 +4,8 @@
 //! tokio's, so a paused runtime controls it. A lease ends when either clock says so: the wall clock can be set back, and
 //! the monotonic clock can stand still while Lambda freezes the environment.
 //!
-//! Each answer of DynamoDB has its time. A host whose clock cannot be right by it knows that no lease means anything there.
+//! Each answer of DynamoDB has its time. A host whose clock cannot be right by this time knows that no lease means anything
+//! there.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -62,7 +63,7 @@ pub(crate) struct Offset {
 }
 
 impl Reading {
-    /// Returns `None` if the answer has no time of its own, as one from a cache.
+    /// Returns `None` if the answer has no time of its own, such as an answer from a cache.
     pub(crate) fn new(sent: Duration, received: Duration, answer: &Headers) -> Option<Self> {
         let date = answer.get("date").filter(|_| answer.get("age").is_none())?;
         let date = DateTime::from_str(date, Format::HttpDate).ok()?;

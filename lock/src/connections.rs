@@ -19,13 +19,13 @@ use aws_smithy_runtime_api::client::orchestrator::OrchestratorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::{ConfigBag, Storable, StoreReplace};
 
-/// The most connections that are known, more than the invocations of an environment need. Those that answered least recently
-/// are forgotten first. One that is forgotten stays in the pool when the others are closed.
+/// The most connections that are known, more than the invocations of an environment need. The connections that answered least
+/// recently are forgotten first. A forgotten connection stays in the pool when the other connections are closed.
 const MAX_CONNECTIONS: usize = 4096;
 
 /// The connections that answered requests. After an environment was frozen, all of them may be dead, and the SDK's
-/// retries would try one after the other. So a connection that does not answer takes those along that have not answered
-/// since its attempt was sent: the next attempt opens a new one.
+/// retries would try one after the other. So a connection that does not answer takes the connections along that have not
+/// answered since its attempt was sent: the next attempt opens a new one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Connections(Arc<State>);
 
@@ -40,7 +40,7 @@ struct State {
 #[derive(Debug)]
 struct Answered {
     connection: ConnectionMetadata,
-    /// The number of attempts when it answered last.
+    /// The number of attempts when the connection answered last.
     attempts: u64,
 }
 
@@ -120,7 +120,7 @@ impl Intercept for Connections {
         if CLOSES.try_with(|()| ()).is_err() {
             return Ok(());
         }
-        // None has answered since an attempt that is still to come.
+        // No connection has answered since an attempt that is still to come.
         self.unanswered(Attempt(u64::MAX));
         Err("a request to close connections is not sent".into())
     }

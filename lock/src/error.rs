@@ -17,10 +17,10 @@ use crate::clock::Offset;
 use crate::holder::Holder;
 use crate::text::{printable, printable_up_to};
 
-/// The longest text of another program in a message, in bytes: the SDK's, or that of a setting.
+/// The longest text of another program in a message, in bytes: a text of the SDK, or the text of a setting.
 const LONGEST_REASON: usize = 1024;
 
-/// What to do without transactions instead of several keys.
+/// The advice for a table without transactions, instead of several keys.
 pub(crate) const ONE_KEY_INSTEAD: &str = "lock one key that stands for all of them";
 
 /// The advice to a host whose clock is wrong.
@@ -183,7 +183,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// The table that an error names, and what its settings say of its keys.
+/// The table that an error names, and the settings of its keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Place<'a> {
     pub(crate) table: &'a str,
@@ -239,7 +239,7 @@ struct Inner {
     others: Vec<(String, Option<Holder>)>,
 }
 
-/// An [`ErrorKind`] with what is known about it.
+/// An [`ErrorKind`] with its details.
 #[derive(Clone)]
 pub(crate) enum Cause {
     Held(Holder),
@@ -331,7 +331,7 @@ impl Error {
         self
     }
 
-    /// Creates the error of keys that others hold. The one whose lease ends last comes first.
+    /// Creates the error of keys that others hold. The key whose lease ends last comes first.
     pub(crate) fn held_by(holders: Vec<(String, Holder)>, place: Place<'_>) -> Self {
         let holders = holders.into_iter().map(|(key, holder)| (key, Some(holder))).collect();
         Self::of_holders(|holder| holder.map_or(Cause::Conflict, Cause::Held), holders, place)
@@ -459,7 +459,7 @@ impl Error {
 
     /// Returns the key of the operation as it is in the row: with the [prefix](crate::LocksBuilder::key_prefix) of the
     /// `Locks`. Empty for an error in the settings. Of
-    /// [several keys](crate::Locks::acquire_all), returns the one with the [`holder`](Self::holder), or the first one that
+    /// [several keys](crate::Locks::acquire_all), returns the key with the [`holder`](Self::holder), or the first key that
     /// failed; the message names all.
     #[must_use]
     pub fn key(&self) -> &str {
@@ -487,9 +487,9 @@ impl Error {
     }
 
     /// Returns the keys that are in the way with their holders, for an error that [`is_held`](Self::is_held), and the keys
-    /// that others hold now, for an error that [`is_lost`](Self::is_lost). The one whose lease ends last comes first: it is
-    /// that of [`key`](Self::key) and [`holder`](Self::holder). [Several keys](crate::Locks::acquire_all) can have more
-    /// than one.
+    /// that others hold now, for an error that [`is_lost`](Self::is_lost). The key whose lease ends last comes first: it is the
+    /// key of [`key`](Self::key) and [`holder`](Self::holder). [Several keys](crate::Locks::acquire_all) can have more than one
+    /// holder.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
@@ -594,7 +594,7 @@ fn is_of_credentials(code: &str) -> bool {
 
 /// Returns why DynamoDB calls a request invalid, by its message.
 pub(crate) fn cause_of_invalid(message: Option<&str>, place: Place<'_>) -> Cause {
-    /// DynamoDB's text, and those of DynamoDB Local about an update and about a read.
+    /// DynamoDB's text, and the texts of DynamoDB Local about an update and about a read.
     const OTHER_KEYS: [&str; 3] = [
         "does not match the schema",
         "required keys was not given a value",
@@ -711,7 +711,7 @@ fn explain_clock(f: &mut fmt::Formatter<'_>, what: &str, offset: Offset, skew: D
     )
 }
 
-/// Says who has what an acquire or a call was refused.
+/// Says why an acquire or a call was refused.
 fn explain_refusal(f: &mut fmt::Formatter<'_>, what: &str, holder: &Holder) -> fmt::Result {
     if holder.is_rate() {
         let until = humantime::format_rfc3339_millis(holder.until());

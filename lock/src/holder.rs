@@ -31,12 +31,12 @@ pub struct Holder {
     pub(crate) now: u64,
     pub(crate) owner: Option<String>,
     pub(crate) name: Option<String>,
-    /// The last number that the place has accepted: of a key, its fence. A semaphore has none, because its permits are the
-    /// places. Of a rate, when its next call is due, in microseconds.
+    /// The last number that the key or permit has accepted: of a key, its fence. A semaphore has none, because each permit has
+    /// its own. Of a rate, when its next call is due, in microseconds.
     pub(crate) number: Option<u64>,
     /// Of a semaphore, the fence of the last permit.
     pub(crate) fence: Option<u64>,
-    /// The number of the last release. If it is the number of the place, nobody has acquired it since.
+    /// The number of the last release. If it is the number of the key, nobody has acquired the key since.
     pub(crate) released: Option<u64>,
     /// The number of the acquisition that was asked to run once more.
     pub(crate) asked: Option<u64>,
@@ -51,7 +51,7 @@ pub struct Holder {
     pub(crate) held_since: Option<u64>,
     /// The end of the lease, with the clock skew, or of the window of a completed run.
     pub(crate) until: u64,
-    /// When the place was last freed: a hint.
+    /// When the key or a permit was last freed: a hint.
     pub(crate) freed_at: Option<u64>,
     /// The TTL of a row that does not use it for anything else.
     pub(crate) ttl: Option<u64>,
@@ -113,8 +113,8 @@ impl Holder {
         }
     }
 
-    /// Returns the permit that describes a semaphore: the one whose lease ends first. If all leases have ended, that is the one
-    /// that ended last.
+    /// Returns the permit that describes a semaphore: the one whose lease ends first. If all leases have ended, it is the
+    /// permit whose lease ended last.
     fn shown(&self) -> &Self {
         self.permits.iter().find(|permit| permit.is_current()).or_else(|| self.permits.last()).unwrap_or(self)
     }
@@ -123,8 +123,8 @@ impl Holder {
         self.owner.as_deref() == Some(owner)
     }
 
-    /// Returns `true` if the place was released, or its run completed. Powertools completes a row without a look at its owner,
-    /// but it leaves `released` unchanged.
+    /// Returns `true` if the key was released, or its run completed. Powertools completes a row without a look at its owner,
+    /// but leaves `released` unchanged.
     pub(crate) fn is_released(&self) -> bool {
         self.released.is_some() && self.released == self.number
     }
@@ -144,12 +144,12 @@ impl Holder {
         self.asked == Some(number)
     }
 
-    /// Returns `true` if somebody has the place: its lease has not ended.
+    /// Returns `true` if somebody has the key or permit: its lease has not ended.
     pub(crate) fn has_lease(&self) -> bool {
         !self.has_released() && self.until > self.now
     }
 
-    /// Returns when the place becomes free, or when it became free. A release without a minimum hold leaves no end.
+    /// Returns when the key or permit becomes free, or when it became free. A release without a minimum hold leaves no end.
     pub(crate) fn end(&self) -> u64 {
         let shown = self.shown();
         let is_free = shown.until <= shown.now && !shown.completed;
@@ -185,15 +185,15 @@ impl Holder {
         self.shown().owner.as_deref()
     }
 
-    /// Returns the identity that the acquire was [given](crate::Acquire::identity), such as the ARN of an execution. For one
-    /// of more than 256 bytes, it is `sha256:` and the digest.
+    /// Returns the identity that the acquire was [given](crate::Acquire::identity), such as the ARN of an execution. For an
+    /// identity of more than 256 bytes, it is `sha256:` and the digest.
     #[must_use]
     pub fn identity(&self) -> Option<&str> {
         identity_of(self.owner()?)
     }
 
-    /// Returns the fence of the acquisition. After a release or a completion, it is the number of that, which is larger. A row
-    /// that another library wrote has none.
+    /// Returns the fence of the acquisition. After a release or a completion, it is the number of that request, which is
+    /// larger. A row that another library wrote has none.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.shown().fence
@@ -240,7 +240,7 @@ impl Holder {
     }
 
     /// Returns the length of the key's queue when the row was read: the places that were given to waiters and not served. A
-    /// waiter that gave up counts until a waiter behind it acquires the key, or until the last one has stopped waiting.
+    /// waiter that gave up counts until a waiter behind it acquires the key, or until the last waiter has stopped waiting.
     /// Waiters with an explicit backoff take no place, and waiters for a record of idempotency neither.
     #[must_use]
     pub fn waiters(&self) -> u64 {
@@ -272,7 +272,7 @@ impl Holder {
     /// ```
     ///
     /// The other methods of a semaphore's holder describe the permit whose lease ends first. A permit whose holder crashed
-    /// stays in the row until another acquire needs its place; it is not [current](Self::is_current) after its lease.
+    /// stays in the row until another acquire needs it; it is not [current](Self::is_current) after its lease.
     #[must_use]
     pub fn permits(&self) -> &[Self] {
         &self.permits

@@ -139,7 +139,7 @@ pub mod embedded;
 
 pub mod docs;
 
-// What most users name. The rest is in the modules. Words that people search for lead to a type. rustdoc takes those from
+// What most users name. The rest is in the modules. Words that people search for lead to a type. rustdoc takes the words from
 // here, and not from the type.
 
 // Locks.

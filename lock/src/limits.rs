@@ -31,7 +31,7 @@ pub(crate) const MAX_NAME_BYTES: usize = 255;
 const MAX_IDENTITY_BYTES: usize = 1024;
 /// DynamoDB's limit for a sort key.
 pub(crate) const MAX_SORT_KEY_BYTES: usize = 1024;
-/// The longest name of a holder, so that a row has room for data, and that of a semaphore for many holders.
+/// The longest name of a holder, so that a row has room for data, and the row of a semaphore for many holders.
 const MAX_HOLDER_BYTES: usize = 1024;
 /// The largest value of data: DynamoDB allows 400 KiB for an item. The key, the name of the holder and four owners with their
 /// identities, all of the largest size, take less than 7 KiB, and the caller's own attributes 2.
@@ -57,8 +57,8 @@ pub(crate) fn time_to_ask(left: Duration) -> Duration {
 }
 
 /// Returns the deadline, unless it is more than [`DAY`] ago. A function that runs has a deadline that is to come or has just
-/// passed. One long past is none at all: it is zero in a context made by hand, as in tests, and early in 1970 under `cargo
-/// lambda watch`.
+/// passed. A deadline long past is none at all: it is zero in a context made by hand, as in tests, and early in 1970 under
+/// `cargo lambda watch`.
 pub(crate) fn deadline_if_any(deadline: SystemTime, now: Moment) -> Option<SystemTime> {
     Some(deadline).filter(|deadline| since_epoch(*deadline) > now.wall.saturating_sub(DAY))
 }

@@ -19,8 +19,8 @@ use metrics::Unit;
 /// Counter: locks and records acquired, and calls that a [rate](crate::Rate) let pass.
 pub const ACQUIRED: &str = "lambda_lock_acquired";
 /// Counter: leases that ended without a release, when the next acquire of the key finds them: the last holder crashed or
-/// timed out, or kept its record on purpose. Each permit of a semaphore counts. An acquisition whose answer was lost finds
-/// none, and neither does one of several keys.
+/// timed out, or kept its record on purpose. Each permit of a semaphore counts. An acquisition whose answer was lost finds no
+/// such lease, and neither does an acquisition of several keys.
 pub const TAKEN_OVER: &str = "lambda_lock_taken_over";
 /// Counter: acquires that ended without the lock, by [`REASON`]. Replays and in-progress refusals have their own counters.
 pub const REFUSED: &str = "lambda_lock_refused";

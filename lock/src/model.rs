@@ -38,17 +38,17 @@ pub struct Acquiring {
     acquire: &'static Acquire,
 }
 
-/// Two print the same if they go on in the same way.
+/// Two acquires print the same if they go on in the same way.
 impl fmt::Debug for Acquiring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.asking.live().fmt(f)
     }
 }
 
-/// Whether another has what an acquire asked for.
+/// Whether another owner has the key or permit that an acquire asked for.
 pub type IsHeld = bool;
 
-/// What an acquire does next.
+/// The next step of an acquire.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Sends these requests together.
@@ -57,11 +57,12 @@ pub enum Step {
     Withdraw(Operation),
     /// Sleeps.
     Sleep,
-    /// Has what it asked for.
+    /// Has the lock.
     Held(Held),
     /// The work was done before.
     Completed,
-    /// Ends without it, because another has it or for another reason. What was not answered is withdrawn in the background.
+    /// Ends without the lock, because another owner has it or for another reason. Unanswered attempts are withdrawn in the
+    /// background.
     Refused(Option<Operation>, IsHeld),
 }
 
@@ -149,7 +150,7 @@ impl Held {
         self.fence
     }
 
-    /// Returns the number of the acquisition in its place.
+    /// Returns the number of the acquisition.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.acquisition.numbers.own
@@ -185,7 +186,7 @@ impl Held {
     }
 }
 
-/// What is done with one place or several beside acquiring them.
+/// An operation on keys or permits, other than an acquire.
 #[derive(Clone, Debug)]
 pub struct Operation(What);
 
@@ -200,17 +201,17 @@ enum What {
     Ask(Coalescing, u64),
 }
 
-/// What an operation has done.
+/// The effect of an operation.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub enum Done {
     /// Nothing is held any more.
     Freed,
-    /// The same, and somebody was skipped meanwhile.
+    /// Nothing is held any more, and the holder was asked to run once more.
     Asked,
     /// The work was left to the holder with this number.
     Left(u64),
-    /// There is no such holder any more.
+    /// The holder to ask does not have the key any more.
     Gone,
     /// The lock is held.
     Held(Held),
@@ -231,7 +232,7 @@ macro_rules! each {
 }
 
 impl Operation {
-    /// Frees what an operator sees in this row, if anybody has it.
+    /// Frees the key or the permits that an operator sees in this row, if anybody has them.
     #[must_use]
     pub fn free(key: &str, row: Item, now: Clocks) -> Option<Self> {
         let seen = Holder::read(row, now.moment()).ok().filter(|seen| !seen.has_released())?;
@@ -246,7 +247,7 @@ impl Operation {
         Some(Self(What::Ask(Coalescing::new(key, &seen, now.moment())?, seen.number?)))
     }
 
-    /// Returns the name of what is done, for requests that differ.
+    /// Returns the name of the operation, for requests that differ.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self.0 {
@@ -268,7 +269,7 @@ impl Operation {
         }
     }
 
-    /// Returns the lock that it releases.
+    /// Returns the lock that the operation releases.
     #[must_use]
     pub fn released(&self) -> Option<&Held> {
         match &self.0 {
@@ -277,13 +278,13 @@ impl Operation {
         }
     }
 
-    /// Returns the requests that it sends together now.
+    /// Returns the requests that the operation sends together now.
     #[must_use]
     pub fn requests(&self, locks: &Locks, now: Clocks) -> Vec<Request> {
         each!(&self.0, operation => requests(&operation.request(&locks.0.table, now.moment())))
     }
 
-    /// Takes note of the answer to the requests that it sends. Returns `None` if others follow.
+    /// Takes note of the answer to the requests that the operation sends. Returns `None` if more requests follow.
     ///
     /// # Errors
     ///

@@ -21,14 +21,14 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Returns the number of places that were given and not served. Waiters that gave up count until one behind them is
+    /// Returns the number of places that were given and not served. Waiters that gave up count until a waiter behind them is
     /// served, or until all have stopped waiting.
     pub(crate) fn waiters(&self, now: u64) -> u64 {
         if self.until > now { self.tail.saturating_sub(self.head) } else { 0 }
     }
 }
 
-/// A key that a waiter for several keys has reserved: other waiters leave it to that one until then.
+/// The reservation of a key by a waiter for several keys: other waiters leave the key to it until then.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reservation {
     pub(crate) owner: String,

@@ -36,7 +36,8 @@ use rustls::pki_types::pem::PemObject as _;
 use crate::error::Error;
 use crate::text::printable;
 
-/// What requests have in headers: the credentials, by their variables and by their properties in a profile, and others.
+/// The settings that requests have in headers: the credentials, by their variables and by their properties in a profile, and
+/// others.
 const IN_HEADERS: [(&str, &str); 5] = [
     ("AWS_ACCESS_KEY_ID", "aws_access_key_id"),
     ("AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"),
@@ -45,10 +46,10 @@ const IN_HEADERS: [(&str, &str); 5] = [
     ("AWS_EXECUTION_ENV", ""),
 ];
 
-/// What to do about a value that no request can contain.
+/// The advice about a value that no request can contain.
 const WAY_OUT: &str = "a line break, for example, or a character that is not ASCII; write it without that character";
 
-/// What to write for an endpoint.
+/// The advice about an endpoint.
 const URL: &str = "a URL like `http://localhost:8000`, or unset it";
 
 /// Returns the value of an environment variable, if it is set.
@@ -140,10 +141,10 @@ pub async fn load_config(loader: ConfigLoader, profile: Option<&str>) -> Result<
     Ok(config.into_builder().credentials_provider(SharedCredentialsProvider::new(checked)).build())
 }
 
-/// What the files of profiles have, and which profile counts.
+/// The files of profiles, and the profile that counts.
 struct Environment {
     profiles: ProfileSet,
-    /// The profile, and what names it: an argument, a variable, or nothing if it is the default and is there.
+    /// The profile, and the source of its name: an argument, a variable, or nothing if it is the default and is there.
     named: Option<(String, &'static str)>,
     /// The credentials are those of the profile that is given as an argument.
     is_given: bool,
@@ -193,7 +194,7 @@ impl Environment {
         self.check_setting("AWS_RETRY_MODE", "retry_mode", "`standard` or `adaptive`, or unset it", |value| {
             RetryMode::from_str(value).is_ok()
         })?;
-        // An empty one is none, as for the SDK.
+        // An empty endpoint is none, as for the SDK.
         let is_fine = |value: &str| value.is_empty() || is_url(value);
         self.check_setting("AWS_ENDPOINT_URL_DYNAMODB", "", URL, is_fine)?;
         self.check_setting("AWS_ENDPOINT_URL", "endpoint_url", URL, is_fine)?;
@@ -208,7 +209,7 @@ impl Environment {
         read.try_for_each(|name| variable(&name).map(drop))
     }
 
-    /// Returns the profile and those that it takes its credentials from.
+    /// Returns the profile, and the profiles that it takes its credentials from.
     fn sources(&self) -> Vec<&Profile> {
         let mut sources: Vec<&Profile> = Vec::new();
         let mut next = self.profiles.get_profile(self.profiles.selected_profile());
@@ -219,7 +220,7 @@ impl Environment {
         sources
     }
 
-    /// Returns a setting with its place: that of the variable, or that of the profile.
+    /// Returns the name and the value of a setting: of the variable, or of the property in the profile.
     fn setting(&self, variable: &str, property: &str) -> Option<(String, String)> {
         if let Ok(value) = env::var(variable) {
             return Some((format!("the environment variable {variable}"), value));
@@ -278,7 +279,7 @@ impl Environment {
         ))
     }
 
-    /// Returns what to say if there are no credentials, before and after the cause.
+    /// Returns the texts before and after the cause if there are no credentials.
     fn without_credentials(&self) -> Option<(String, String)> {
         let (name, by) = self.named.as_ref()?;
         let [config, _] = files();
@@ -314,7 +315,8 @@ fn is_region(value: &str) -> bool {
     !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-/// Returns the certificates that can be trusted, in PEM. One that cannot is left out, as one of the system is.
+/// Returns the certificates that can be trusted, in PEM. A certificate that cannot be trusted is left out, as a certificate of
+/// the system is.
 fn usable_certificates(bundle: &str) -> String {
     const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
     const END: &str = "-----END CERTIFICATE-----";
@@ -411,7 +413,7 @@ fn host_of(url: &str) -> String {
 #[derive(Debug)]
 struct CheckedCredentials {
     provider: SharedCredentialsProvider,
-    /// What to say if there are none, before and after the cause.
+    /// The texts before and after the cause if there are no credentials.
     without: Option<(String, String)>,
 }
 

@@ -109,7 +109,7 @@ fn digest(parts: &Parts, body: &[u8]) -> String {
     hex(&digest.finalize())
 }
 
-/// The start of a body that is compressed with gzip, and the place of the time in it (RFC 1952).
+/// The start of a body that is compressed with gzip, and the position of the time in it (RFC 1952).
 const GZIP_START: [u8; 3] = [0x1f, 0x8b, 8];
 const GZIP_TIME: Range<usize> = 4..8;
 
@@ -158,7 +158,7 @@ fn multipart<'a>(body: &'a [u8], boundary: &str) -> Option<Vec<&'a [u8]>> {
     }
 }
 
-/// Returns the place of a delimiter, which begins with CR.
+/// Returns the position of a delimiter, which begins with CR.
 fn find(bytes: &[u8], delimiter: &[u8]) -> Option<usize> {
     let mut from = 0;
     loop {

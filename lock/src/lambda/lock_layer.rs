@@ -47,8 +47,8 @@ use crate::text::printable;
 /// ```
 ///
 /// Put it around the handler, inside the runtime: `Runtime::new(layer.layer(service_fn(handler)))`, for `run` and
-/// `run_concurrent` alike. (`Runtime::layer` is the wrong place: it sees bytes, not events.) The handler keeps its
-/// signature. A handler that takes a [`WithLock`](crate::WithLock) around the `LambdaEvent` gets the lock as well.
+/// `run_concurrent` alike. (`Runtime::layer` does not fit: it sees bytes, not events.) The handler keeps its signature. A
+/// handler that takes a [`WithLock`](crate::WithLock) around the `LambdaEvent` gets the lock as well.
 ///
 /// | setting | default |
 /// | --- | --- |
@@ -287,7 +287,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// Waits while the key is held, at most until 100 ms before the invocation's deadline. Off by default.
     ///
     /// With a [`Duration`] or [`Wait::in_turn`], invocations take turns in the order of arrival, which is not
-    /// guaranteed. One that is refused sends one more request to take a place: see
+    /// guaranteed. An invocation that is refused sends one more request to take a place: see
     /// [`Acquire::wait`](crate::Acquire::wait).
     #[must_use]
     pub fn wait(self, wait: impl Into<Wait>) -> Self {

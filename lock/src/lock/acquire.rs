@@ -152,29 +152,30 @@ impl Locks {
 /// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
 /// key. With the keys of [`acquire_all`](Locks::acquire_all), it has all of them or none. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
 /// lost request. If the key is free, but the clock of this host is behind the last release, the attempt sends another
-/// `UpdateItem`, up to four while others change the row. With [`wait`](Self::wait), the wait decides when a throttled attempt
-/// is made again, and a refused acquire also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the
-/// future ends the wait.
+/// `UpdateItem`, up to four while other clients change the row. With [`wait`](Self::wait), the wait decides when a throttled
+/// attempt is made again, and a refused acquire also takes a place in the key's queue, which is one more `UpdateItem`. Dropping
+/// the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
 /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
 ///
 /// # Withdrawal
 ///
-/// An unanswered request can still arrive. So if an acquire ends without the lock while one of its requests is unanswered,
-/// it withdraws: one request writes the numbers of its attempts into the row, which then refuses the late one, and another
-/// frees the key if it had arrived already. At most six, while others change the row.
+/// An unanswered request can still arrive. So if an acquire ends without the lock while one of its requests is unanswered, it
+/// withdraws: one request writes the numbers of its attempts into the row, which then refuses the late request, and another
+/// request frees the key if the late request had arrived already. At most six requests, while other clients change the row.
 ///
 /// If DynamoDB answered the last attempt, the acquire waits for the withdrawal: up to 1 s, and not past the deadline.
 /// Otherwise, and if that time runs out or the future is dropped, the withdrawal is sent in the background. Lambda freezes
 /// an idle environment, and background requests with it, except on Managed Instances. [`Locks::flush`] waits for them.
 ///
-/// If the withdrawal does not arrive, and nobody has had the key since, the late request can take it without a holder. The key is
-/// free when that lease ends. [The protocol](crate::docs::trust::protocol#why-a-stale-request-seldom-takes-a-key) has all cases.
+/// If the withdrawal does not arrive, and nobody has had the key since, the late request can take the key without a holder. The
+/// key is free when the lease of this request ends. [The
+/// protocol](crate::docs::trust::protocol#why-a-stale-request-seldom-takes-a-key) has all cases.
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
     pub(crate) locks: Locks,
-    /// What it claims. An acquire changes it only before it is sent.
+    /// An acquire changes its target only before it is sent.
     pub(super) target: Target,
     lease: Option<Duration>,
     deadline: Option<SystemTime>,
@@ -185,7 +186,7 @@ pub struct Acquire {
     identity: Option<Identity>,
     /// Only an earlier acquire of the identity is replaced.
     pub(crate) takes_over: bool,
-    /// The fence of that earlier acquire, if the caller knows it.
+    /// The fence of the earlier acquire, if the caller knows it.
     pub(crate) earlier_fence: Option<u64>,
     /// Whether the caller counts a refusal because the key is held.
     pub(crate) is_counted_later: bool,
@@ -193,7 +194,7 @@ pub struct Acquire {
     pub(super) attributes: Vec<(String, AttributeValue)>,
 }
 
-/// For whom a lock is acquired that a later acquire takes over.
+/// The identity by which a later acquire takes the lock over.
 enum Identity {
     Own(String),
     /// The nonce of the acquire.
@@ -218,8 +219,9 @@ impl Acquire {
     /// now. With [`lease`](Self::lease) too, the earlier end counts. A wait ends 100 ms before the deadline, so that there is
     /// time to answer.
     ///
-    /// A deadline that has just passed is an error of kind [`Invalid`](crate::ErrorKind::Invalid). One that is more than a day
-    /// ago counts as none: `cargo lambda watch` gives a function a deadline in 1970, and a `Context` made by hand has zero.
+    /// A deadline that has just passed is an error of kind [`Invalid`](crate::ErrorKind::Invalid). A deadline that is more than
+    /// a day ago counts as none: `cargo lambda watch` gives a function a deadline in 1970, and a `Context` made by hand has
+    /// zero.
     pub fn deadline(mut self, deadline: SystemTime) -> Self {
         self.deadline = deadline_if_any(deadline, self.locks.0.clock.now());
         self
@@ -246,15 +248,15 @@ impl Acquire {
     /// fires twice, seconds apart, then runs a short job once. Off by default; up to a day.
     ///
     /// It does not extend the lease of a holder that crashed. The key is free at once if the lock is dropped without a
-    /// release, or if its [`run`](Self::run) panics or is cancelled. A permit of a [semaphore](Locks::semaphore) has none, and neither
-    /// have [several keys](Locks::acquire_all): the error is of kind [`Invalid`](crate::ErrorKind::Invalid).
+    /// release, or if its [`run`](Self::run) panics or is cancelled. A permit of a [semaphore](Locks::semaphore) has no minimum
+    /// hold, and neither have [several keys](Locks::acquire_all): the error is of kind [`Invalid`](crate::ErrorKind::Invalid).
     #[doc(alias = "cron")]
     pub fn min_hold(mut self, hold: Duration) -> Self {
         self.min_hold = hold;
         self
     }
 
-    /// Sets the holder's name that others read, up to 1,024 bytes: by default that of the [`Locks`].
+    /// Sets the holder's name that others read, up to 1,024 bytes: by default the name of the [`Locks`].
     pub fn holder(mut self, holder: impl Into<String>) -> Self {
         self.holder = Some(holder.into());
         self
@@ -280,7 +282,7 @@ impl Acquire {
     ///
     /// The identity must be unique to one piece of work: two parallel branches of a workflow need two. It has one permit of a
     /// semaphore. It is a part of the [owner](Lock::owner) in the row, so others can read it; of an identity of more than 256
-    /// bytes, the row has the SHA-256 digest. Refusals, logs and the program show it. Pass a digest of one that is
+    /// bytes, the row has the SHA-256 digest. Refusals, logs and the program show it. Pass a digest of an identity that is
     /// confidential.
     ///
     /// # Two invocations of one identity
@@ -333,9 +335,9 @@ impl Acquire {
     /// # async fn deploy(_: u64) {}
     /// ```
     ///
-    /// It never acquires what is free: the lock may have been another's meanwhile. A takeover that is not answered frees nothing:
-    /// the identity still holds the lock. It is also how another process renews the lock. Two `UpdateItem`s, of which the first
-    /// reads the row (IAM action `dynamodb:UpdateItem`). With the fence of the step before,
+    /// A takeover never acquires a free key: another holder may have had it meanwhile. A takeover that is not answered frees
+    /// nothing: the identity still holds the lock. A takeover is also how another process renews the lock. Two `UpdateItem`s,
+    /// of which the first reads the row (IAM action `dynamodb:UpdateItem`). With the fence of the step before,
     /// [`take_over_from`](Self::take_over_from) needs one.
     ///
     /// # Errors
@@ -400,10 +402,11 @@ impl Acquire {
     ///
     /// Returns what the body returns, a `Result` of its own included. When the lease ends first, the body is cancelled at its
     /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled: if it
-    /// returns after the lease, the error is the same. So is it after Lambda has frozen the process until after the lease: the
-    /// clock is read [before each step](Lock::while_held) of the body. Work in `spawn_blocking` or `tokio::spawn` is not
-    /// cancelled either: it outlives the lock unless it watches [`Lock::is_valid`] or [`Lock::until_lost`]. If the key cannot be acquired, the body does
-    /// not run. A failed release is logged and does not replace the body's result. Two requests.
+    /// returns after the lease, the error is the same. The error is also the same after Lambda has frozen the process until
+    /// after the lease: the clock is read [before each step](Lock::while_held) of the body. Work in `spawn_blocking` or
+    /// `tokio::spawn` is not cancelled either: it outlives the lock unless it watches [`Lock::is_valid`] or
+    /// [`Lock::until_lost`]. If the key cannot be acquired, the body does not run. A failed release is logged and does not
+    /// replace the body's result. Two requests.
     ///
     /// If the future is dropped, so is the body, perhaps with half of its work done, and the lock is released in the
     /// background. Put a timeout around the work in the body, or await the future on a task of its own (`tokio::spawn`).
@@ -445,11 +448,11 @@ impl Acquire {
     /// with an error that [`is_held`](Error::is_held). Any other error that [`is_retryable`](Error::is_retryable) also becomes
     /// a turn, so that the wait goes on.
     ///
-    /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and those ahead should be done.
-    /// If the hold takes longer than others, they are up to half of its age. If the row does not know how long holds take,
-    /// they are up to half of its age, too, but at most 30 s or a twentieth of that age. Without a place, they are those of
-    /// the backoff. The [deadline](Self::deadline) ends the lease and not the wait. One `UpdateItem` (IAM action
-    /// `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
+    /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and the waiters ahead should be
+    /// done. If the hold takes longer than other holds, the delays are up to half of its age. If the row does not know how long
+    /// holds take, the delays are up to half of the age of the hold, too, but at most 30 s or a twentieth of this age. Without
+    /// a place, the delays are those of the backoff. The [deadline](Self::deadline) ends the lease and not the wait. One
+    /// `UpdateItem` (IAM action `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
     ///
     /// # Errors
     ///
@@ -590,8 +593,8 @@ impl IntoFuture for Acquire {
     }
 }
 
-/// What a caller does around each pause of an acquire that waits for another holder. The wait ends if it takes longer than
-/// that.
+/// The calls around each pause of an acquire that waits for another holder. If a call takes longer than the rest of the wait,
+/// the wait ends.
 pub(crate) trait AroundPause: Send + Sync {
     /// Ends when the pause may begin.
     fn before(&self) -> BoxFuture<'_, ()>;

@@ -31,9 +31,9 @@ pub enum Attempt {
 ///
 /// # Format
 ///
-/// Times are in milliseconds, and `began` since the Unix epoch. `key` is that of the row, with the prefix. More fields of a key
-/// say what the last attempt saw: `head`, `tail`, `tail_until`, `hold`, `hold_deviation`, `fence` and `seen`. Unknown fields
-/// are ignored, and so is a place that no queue reaches. An unknown version, or another field that is missing or out of
+/// Times are in milliseconds, and `began` since the Unix epoch. `key` is the key of the row, with the prefix. More fields of a
+/// key say what the last attempt saw: `head`, `tail`, `tail_until`, `hold`, `hold_deviation`, `fence` and `seen`. Unknown
+/// fields are ignored, and so is a place that no queue reaches. An unknown version, or another field that is missing or out of
 /// bounds, is an error that says so.
 #[derive(Clone, PartialEq)]
 #[cfg_attr(
@@ -48,7 +48,7 @@ pub struct Turn {
     pub(super) began: u64,
     pub(super) attempts: u32,
     delay: Duration,
-    /// The keys as they are in the rows, with what is known of each.
+    /// The keys as they are in the rows, with the memory of each.
     keys: Vec<(String, Memory)>,
 }
 
@@ -62,7 +62,7 @@ impl Turn {
     ) -> Self {
         let place = table.place();
         let keys = keys.map(|(key, memory)| (place.row_key(&key), memory)).collect();
-        // As it is written, so that a turn that was read equals the one that was written.
+        // As it is written, so that a turn that was read equals the turn that was written.
         let delay = Duration::from_millis(millis_up(delay));
         Self { table: table.name.clone(), began, attempts, delay, keys }
     }
@@ -191,7 +191,7 @@ mod format {
                 ));
             }
             let read = |WrittenKey { key, mut memory }| {
-                // Also the row can have them. The waiter takes another place, or asks without one.
+                // The row can have such large numbers, too. The waiter takes another place, or asks without a place.
                 for place in [&mut memory.place, &mut memory.head, &mut memory.tail] {
                     place.take_if(|place| *place > MAX_PLACE);
                 }

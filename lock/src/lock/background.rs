@@ -15,7 +15,7 @@ pub(crate) struct Background(watch::Sender<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many are in progress.
+    /// How many requests are in progress.
     requests: usize,
     /// The first error since the last flush.
     failed: Option<Error>,

@@ -46,7 +46,7 @@ impl Locks {
     /// # }
     /// ```
     ///
-    /// If it fails for one key, it frees the others, and returns the error of that key.
+    /// If it fails for one key, it frees the other keys, and returns the error of the key that failed.
     pub async fn release_identity_all(
         &self,
         keys: impl IntoIterator<Item = impl Into<String>>,

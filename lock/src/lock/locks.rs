@@ -61,9 +61,9 @@ pub(crate) struct Settings {
 impl Locks {
     /// Returns the default settings for this client and this table, given by its name or ARN.
     ///
-    /// Use [`Locks::client`] for your own requests, because then they share a connection with those of the locks. The client
-    /// that you pass, and locks of other tables with the same client, share it only if its configuration names an HTTP client, as
-    /// that of [`client_config`] does.
+    /// Use [`Locks::client`] for your own requests, because then they share a connection with the requests of the locks. The
+    /// client that you pass, and locks of other tables with the same client, share the connection only if the configuration of
+    /// the client names an HTTP client, as the configuration of [`client_config`] does.
     pub fn builder(client: Client, table: impl Into<String>) -> LocksBuilder {
         let client = shareable(client);
         LocksBuilder {
@@ -106,7 +106,7 @@ impl Locks {
     /// | `LOCK_ENABLED` | [`LocksBuilder::enabled`], `true` or `false` | `true` |
     /// | `LOCK_MULTI_REGION_STRONG_CONSISTENCY` | [`LocksBuilder::multi_region_strong_consistency`], `true` or `false` | `false` |
     ///
-    /// Sends no request. An error names the variable and its value, unless that is a secret.
+    /// Sends no request. An error names the variable and its value, unless the value is a secret.
     pub async fn from_env() -> Result<Self, Error> {
         // Check the variables first: without a table, there is no point in looking up a region.
         let settings = Variables::read(variable)?;
@@ -174,9 +174,9 @@ impl Locks {
     /// Waits until all background requests are answered, for at most `limit`: the releases of dropped locks, and the
     /// withdrawals of acquires that ended without an answer. Call it before Lambda freezes the environment.
     ///
-    /// Fails with the first error of a background request since the last flush: that key may stay held until its lease ends. A
-    /// lock that was lost is no error. Fails with an error of kind [`Unavailable`](crate::ErrorKind::Unavailable) if requests are
-    /// unanswered when the limit ends; they go on.
+    /// Fails with the first error of a background request since the last flush: the key of this request may stay held until its
+    /// lease ends. A lock that was lost is no error. Fails with an error of kind [`Unavailable`](crate::ErrorKind::Unavailable)
+    /// if requests are unanswered when the limit ends; they go on.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -227,8 +227,8 @@ impl Locks {
     /// `OnUnfinished::Reject`, the record stays, and a retry is refused. A run whose work is done stores its result, and this
     /// call waits for it.
     ///
-    /// Call it on SIGTERM. Lambda sends it to a function with an extension, and ends the process 500 ms later. A lock that is
-    /// acquired after the call is not released.
+    /// Call `release_all` on SIGTERM. Lambda sends this signal to a function with an extension, and ends the process 500 ms
+    /// later. A lock that is acquired after the call is not released.
     pub async fn release_all(&self, limit: Duration) -> Result<(), Error> {
         let started = self.0.clock.now();
         let left = || limit.saturating_sub(self.0.clock.now().since(started));
@@ -271,7 +271,7 @@ impl Locks {
 /// # }
 /// ```
 ///
-/// [`build`](Self::build) checks them.
+/// [`build`](Self::build) checks the settings.
 #[derive(Clone, Debug)]
 #[must_use = "settings have no effect until `build`"]
 pub struct LocksBuilder {
@@ -380,11 +380,11 @@ impl LocksBuilder {
     /// # }
     /// ```
     ///
-    /// Such a table has no transactions. With this setting, what needs one fails with an error of kind
-    /// [`Invalid`](crate::ErrorKind::Invalid) before anything is sent: [several keys](Locks::acquire_all),
-    /// [`condition_check`](crate::Lock::condition_check) and [`Run::complete_in`](crate::Run::complete_in). Without it, DynamoDB
-    /// rejects the transaction. Such a table has no TTL either: [`Locks::delete_expired`] deletes old rows, and
-    /// [`Locks::create_table`] leaves TTL off.
+    /// A table with multi-Region strong consistency has no transactions. With this setting, an operation that needs a
+    /// transaction fails with an error of kind [`Invalid`](crate::ErrorKind::Invalid) before anything is sent: [several
+    /// keys](Locks::acquire_all), [`condition_check`](crate::Lock::condition_check) and
+    /// [`Run::complete_in`](crate::Run::complete_in). Without the setting, DynamoDB rejects the transaction. The table has no
+    /// TTL either: [`Locks::delete_expired`] deletes old rows, and [`Locks::create_table`] leaves TTL off.
     pub fn multi_region_strong_consistency(mut self, is_strong: bool) -> Self {
         self.table.has_strong_regions = is_strong;
         self

@@ -43,20 +43,23 @@ impl Locks {
 /// # async fn call_the_bank() {}
 /// ```
 ///
-/// Keep it and clone it, instead of making one for each call: it remembers what the last answer showed, which saves requests.
+/// Keep the `Rate` and clone it, instead of making a new `Rate` for each call: it remembers the last answer, which saves
+/// requests.
 ///
 /// A rate limits how often calls *start*. To limit how many run *at a time*, take a [`Semaphore`](crate::Semaphore). Nothing is
 /// released after a call.
 ///
 /// # Which calls pass
 ///
-/// Calls are spread evenly: with ten a second, each is 100 ms after the one before. A [`burst`](Self::burst) lets some come at
-/// once after a quiet time. A call that comes too early is refused, or [waits](Self::pass_within). A waiting call reserves its
-/// time: one request tells it when it may go on, in the order in which the requests reach the row. It does not ask again.
+/// Calls are spread evenly: with ten a second, each is 100 ms after the one before. A [`burst`](Self::burst) lets some calls
+/// come at once after a quiet time. A call that comes too early is refused, or [waits](Self::pass_within). A waiting call
+/// reserves its time: one request tells it when it may go on, in the order in which the requests reach the row. It does not ask
+/// again.
 ///
-/// The times that calls are given are never nearer than that, apart from the burst. But a call can be late for its time, because
-/// its answer came late or Lambda froze its environment, and then it goes together with later ones. So a period can see more than N
-/// calls, and if your bank counts strictly, leave it some room. A host whose clock is ahead lets its calls go earlier by that much.
+/// The times that calls are given are never nearer than the even interval, apart from the burst. But a call can be late for its
+/// time, because its answer came late or Lambda froze its environment, and then it goes together with later calls. So a period
+/// can see more than N calls, and if your bank counts strictly, leave it some room. A host whose clock is ahead lets its calls
+/// go earlier by that much.
 ///
 /// A host whose clock is ahead also moves the next time on by that much. So a host whose clock is behind can be refused each time,
 /// even if only half of the calls are used, unless its calls wait for longer than clocks may differ, plus the time between two
@@ -64,12 +67,12 @@ impl Locks {
 ///
 /// # Requests
 ///
-/// A call is one `UpdateItem`, also if it is refused or waits. One that may wait, or has a burst, and does not know how busy the key
-/// is, sends two, and three if others call meanwhile: the first of a process after a quiet time, or the first after that changed.
-/// The IAM action is `dynamodb:UpdateItem`.
+/// A call is one `UpdateItem`, also if it is refused or waits. A call that may wait, or has a burst, and does not know how busy
+/// the key is, sends two requests, and three if other clients call meanwhile: the first call of a process after a quiet time,
+/// or the first call after the key became busy or quiet. The IAM action is `dynamodb:UpdateItem`.
 ///
-/// If an answer is lost and the SDK repeats the request, or if a waiting call is dropped, one call of the rate is lost: the others
-/// come no earlier.
+/// If an answer is lost and the SDK repeats the request, or if a waiting call is dropped, one call of the rate is lost: the
+/// other calls come no earlier.
 ///
 /// All calls of a key write the same row, so the key has the limit of a partition of DynamoDB: about 1,000 calls a second, the
 /// refused ones included. For more, spread the calls over several keys, such as `bank#0` to `bank#3` with a quarter of the rate
@@ -77,8 +80,8 @@ impl Locks {
 ///
 /// # Different numbers
 ///
-/// Each caller's own numbers count. While a deployment changes ten a second to five, a call of the new one takes 200 ms, and a
-/// call of the old one 100 ms.
+/// Each caller's own numbers count. While a deployment changes ten a second to five, a call of the new version takes 200 ms,
+/// and a call of the old version 100 ms.
 ///
 /// A key is either a rate, a lock, a semaphore or a record of idempotency. A call of another kind fails with an error of kind
 /// [`WrongKind`](crate::ErrorKind::WrongKind).
@@ -186,7 +189,7 @@ impl Rate {
         passed
     }
 
-    /// Returns the rate with the same numbers on another key. What the last answer showed counts for both.
+    /// Returns the rate with the same numbers on another key. The last answer counts for both.
     #[cfg(feature = "lambda")]
     pub(crate) fn on(&self, key: &str) -> Self {
         Self { key: key.to_owned(), ..self.clone() }

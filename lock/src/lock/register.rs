@@ -35,7 +35,7 @@ impl Register {
         self.held().remove(&address(held));
     }
 
-    /// Stops all locks but these, and adds them. Returns those that are to be released.
+    /// Stops all locks that are not in `stopped`, and adds them to it. Returns the locks that are to be released.
     pub(super) fn stop(&self, stopped: &mut HashMap<usize, Arc<dyn Held>>) -> Vec<Arc<dyn Held>> {
         let others = |(address, held): (&usize, &Weak<dyn Held>)| match stopped.entry(*address) {
             Entry::Vacant(entry) => Some(Arc::clone(entry.insert(held.upgrade()?))),

@@ -91,14 +91,15 @@ impl Locks {
 ///
 /// # Late requests
 ///
-/// If an acquire ends while one of its requests is unanswered, the client tells the row to refuse that request. So does the
-/// release of a permit whose acquire sent such a request. But if a process dies, nobody tells the row: the request may arrive
-/// later, take a free permit, and keep it until the lease that it asks for has ended. So may a request that the network repeats
-/// although it was answered. No more holders are valid than there are permits, because such a permit has no holder.
+/// If an acquire ends while one of its requests is unanswered, the client tells the row to refuse that request. The release of
+/// a permit whose acquire sent such a request tells the row, too. But if a process dies, nobody tells the row: the request may
+/// arrive later, take a free permit, and keep it until the lease that it asks for has ended. A request that the network repeats
+/// although it was answered may do the same. No more holders are valid than there are permits, because a permit that a late
+/// request takes has no holder.
 ///
 /// If you [release](Lock::release) a permit that was replaced after its lease, the error [`is_lost`](Error::is_lost). Suppose that
 /// the first request of a release is not answered, and the permit is gone when the release is repeated: until its lease has
-/// ended, that counts as released, because the row does not show who has removed it.
+/// ended, the permit counts as released, because the row does not show who has removed it.
 #[derive(Clone, Debug)]
 #[must_use = "a semaphore does nothing until a permit is acquired"]
 pub struct Semaphore {
@@ -109,7 +110,7 @@ pub struct Semaphore {
 
 impl Semaphore {
     /// Prepares an acquire of a permit. Await it, or set options first. Without [`Acquire::wait`], one request, or two to
-    /// replace permits whose lease has ended or to take over that of its identity; IAM action `dynamodb:UpdateItem`.
+    /// replace permits whose lease has ended or to take over the permit of its identity; IAM action `dynamodb:UpdateItem`.
     ///
     /// Fails with an error that [`is_held`](Error::is_held) if all permits are held. Its
     /// [`holder`](Error::holder) lists them.

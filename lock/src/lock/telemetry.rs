@@ -1,9 +1,9 @@
 //! Spans, events and metrics of a lock, from the first attempt to the release.
 //!
 //! Each acquire has one span `lock`, at level info, in which the work also runs. The other spans are only exported: no event
-//! is in them, so they are not a part of what is logged. Its key is the row's key, with the
-//! prefix of the `Locks`, so it is hashed if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span. Keys
-//! and owners are [printable].
+//! is in them, so they are not a part of the log. The key of the span `lock` is the row's key, with the prefix of the `Locks`,
+//! so it is hashed if the row's key is. No payload, result or data is recorded. Events repeat the key, for filters that leave
+//! out the span. Keys and owners are [printable].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -29,7 +29,7 @@ pub(super) struct AcquireSpan {
     attempts: u32,
     waited: Duration,
     sleeping_since: Option<Moment>,
-    /// The span of the wait, which is within the other.
+    /// The span of the wait, which is within `span`.
     wait: Option<Span>,
     has_joined: bool,
     has_ended: bool,
@@ -92,7 +92,7 @@ impl AcquireSpan {
         tracing::debug!(key, ahead, "took a place in the queue");
     }
 
-    /// The acquire succeeded. `taken_from` has the last holders, if they did not release the key. One is
+    /// The acquire succeeded. `taken_from` has the last holders, if they did not release the key. A last holder is
     /// [current](Holder::is_current) if it is an earlier acquire of the same identity.
     pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: &[Holder]) {
         self.span.record("owner", &*printable(owner)).record("fence", fence);
@@ -214,7 +214,7 @@ pub(super) struct HoldSpan {
     is_lost: AtomicBool,
     /// The work failed or was not run, so that the release does not count as work that is done.
     has_failed: AtomicBool,
-    /// What happened to the row last. Recorded once, at the end, because logs show every value that a span was given.
+    /// The last outcome of the hold. Recorded once, at the end, because logs show every value that a span was given.
     outcome: Mutex<&'static str>,
 }
 
@@ -246,7 +246,7 @@ impl HoldSpan {
     /// The holder no longer relies on the lock, after it held it for this long.
     pub(super) fn ended(&self, held: Duration, has_overrun: bool) {
         self.span.record("held_ms", millis(held));
-        // What is kept counts once, at its release.
+        // A lock that is kept counts once, at its release.
         if self.outcome() != KEPT {
             metrics::time(metrics::HOLD_TIME, held);
         }
@@ -278,7 +278,7 @@ impl HoldSpan {
         }
     }
 
-    /// The work was not run, and comes again. So its release is neither that of done work nor that of failed work.
+    /// The work was not run, and comes again. So the release counts neither as done work nor as failed work.
     #[cfg(feature = "lambda")]
     pub(super) fn not_run(&self) {
         self.has_failed.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The acquire: an attempt that takes what is free, and what its answer says.
+//! The acquire: an attempt that takes a free key or permit, and the meaning of its answer.
 
 use super::acquisition::Acquisition;
 use super::claim::{Claim, Claimed, Grant, Plan};
@@ -23,13 +23,14 @@ impl Acquisition {
 
     /// Builds the attempt with this number.
     pub(crate) fn attempt<'a>(&'a self, table: &'a Table, claim: &Claim<'a>, number: u64) -> Write<'a> {
-        // A clock that is wrong is known before a permit or several keys are taken over: their rows would not come back.
+        // A permit or several keys are taken over only after a refusal, which shows a wrong clock: their rows would not come
+        // back.
         let known_fence = claim.earlier_fence.filter(|_| matches!(self.target, Target::Key(_)));
         let update = |(index, key): (usize, &'a String)| {
             let update = match (self.plan.over(index), known_fence, &self.target) {
                 (Some(seen), ..) => self.place(table, key).take_over(number, claim, seen),
                 (None, Some(fence), _) => self.key_place(table, key).take_over_from(number, claim, fence),
-                // The refusal shows what to take over. A transaction has no update that sets nothing.
+                // The refusal shows the acquisitions to take over. A transaction has no update that sets nothing.
                 (None, None, _) if claim.takes_over => {
                     return table.refused_update(key).set(SEQUENCE, count("zero", 0_u8));
                 }
@@ -44,7 +45,7 @@ impl Acquisition {
     }
 
     /// Reads the answer to the attempt with this number. Returns `None` if another attempt can succeed at once: the number was
-    /// too small, permits have ended, or the identity has what it asks for.
+    /// too small, permits have ended, or the identity has the key or permit.
     pub(crate) fn answered(
         &mut self,
         table: &Table,
@@ -162,14 +163,14 @@ impl Acquisition {
                 self.plan.over[index] = Some(row);
                 asks_again = true;
             } else if (last >= Some(number) || has_taken_over) && !row.is_current() && !claim.takes_over {
-                // It is free: the number was too small, or what was to be taken over has ended meanwhile.
+                // The key is free: the number was too small, or the acquisition to take over has ended meanwhile.
                 if last >= Some(MAX_FENCE) {
                     return Err(table.last_fence(&key));
                 }
                 asks_again = true;
             } else {
-                // Somebody has it. If its lease has ended: it is left to waiters or reserved, a place was passed, or a record was
-                // left unfinished.
+                // Somebody has the key. If its lease has ended: the key is left to waiters or reserved, this waiter's place was
+                // passed, or a record was left unfinished.
                 held.push((key, Holder { refused: Some(self.numbers.sent), ..row }));
             }
         }
@@ -237,7 +238,7 @@ impl Acquisition {
         let ended = || row.permits.iter().filter(|permit| !permit.is_current());
         let is_full = row.permits.len() - ended().count() >= permits as usize;
         let ended: Vec<_> = ended().take(MAX_PERMITS as usize).cloned().collect();
-        // The waiters ahead replace what ended.
+        // The waiters ahead replace the permits that have ended.
         if claim.takes_over || is_full || !gives_permit(table, permits, claim, &row, &ended) {
             return Err(Error::new(Cause::Held(row), table.place(), &key));
         }

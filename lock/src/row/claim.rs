@@ -19,11 +19,11 @@ pub(crate) struct Claim<'a> {
     pub(crate) lease: Lease,
     pub(crate) data: Option<&'a Data>,
     pub(crate) attributes: &'a [(String, AttributeValue)],
-    /// In the order of the keys. Empty if the attempt leaves nothing to others.
+    /// In the order of the keys. Empty if the attempt leaves no key to other waiters.
     pub(crate) ranks: &'a [Rank],
-    /// Only an earlier acquire of the same identity makes room for this one.
+    /// Only an earlier acquire of the same identity makes room for this acquire.
     pub(crate) takes_over: bool,
-    /// The fence of that earlier acquire, as the caller knows it.
+    /// The fence of the earlier acquire, as the caller knows it.
     pub(crate) earlier_fence: Option<u64>,
 }
 
@@ -42,16 +42,16 @@ pub(crate) struct Rank {
 pub(crate) enum LeavesTo {
     #[default]
     Nobody,
-    /// To the waiter for several keys that has reserved this one, until the reservation ends.
+    /// To the waiter for several keys that has reserved this key, until the reservation ends.
     Reservation,
-    /// The same, and for a moment after its release to all waiters that have a place.
+    /// The same, and for a moment after the key's release to all waiters that have a place.
     Queue { moment: Duration },
-    /// The same, and for a moment after its release to the waiters ahead of this place.
+    /// The same, and for a moment after the key's release to the waiters ahead of this place.
     Ahead { place: u64, moment: Duration },
 }
 
 impl Rank {
-    /// Returns how long the attempt leaves a key that was released to others, if it does.
+    /// Returns how long the attempt leaves a released key to other waiters, if it does.
     pub(super) fn moment(&self) -> Option<Duration> {
         match self.leaves_to {
             LeavesTo::Nobody | LeavesTo::Reservation => None,
@@ -65,18 +65,18 @@ impl Rank {
     }
 }
 
-/// What the next attempt does beside taking what is free, because the last refusal has shown the rows.
+/// The work of the next attempt beside taking a free key or permit, as it follows from the rows of the last refusal.
 #[derive(Clone, Default)]
 pub(crate) struct Plan {
     /// The acquisitions of the same identity to take over, in the order of the keys.
     pub(super) over: Vec<Option<Holder>>,
     /// The permits to replace.
     pub(super) ended: Vec<Holder>,
-    /// The place of this waiter, if one behind it was served first.
+    /// The place of this waiter, if a waiter behind it was served first.
     pub(super) passed: Option<u64>,
 }
 
-/// Shows all that decides the next attempt: the model takes two plans that print the same for one.
+/// Shows all that decides the next attempt: the model takes two plans that print the same for equal.
 impl fmt::Debug for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seen = |seen: &Holder| (seen.owner.clone(), seen.number, seen.sequence, seen.released, seen.until);
@@ -102,7 +102,7 @@ impl Plan {
 #[expect(clippy::large_enum_variant, reason = "there is one value of it, on the stack")]
 pub(crate) enum Claimed {
     Granted(Grant),
-    /// An earlier attempt of this owner was applied to several keys, and others have taken some of them since.
+    /// An earlier attempt of this owner was applied to several keys, and other owners have taken some of the keys since.
     InPart,
     /// The work was done before: this record has its result.
     Completed(Box<Holder>),
@@ -117,11 +117,12 @@ pub(crate) struct Grant {
     /// When the request that took the key was sent.
     pub(crate) sent: Moment,
     pub(crate) lease: Lease,
-    /// When the hold began that this acquire has taken over from an earlier one of its identity, in milliseconds since the epoch.
+    /// When the hold began that this acquire has taken over from an earlier acquire of its identity, in milliseconds since the
+    /// epoch.
     pub(crate) held_since: Option<u64>,
     /// How long the holds before this one took.
     pub(crate) hold_time: Option<HoldTime>,
-    /// How much longer the request took than other ones. It does not count as a part of the hold.
+    /// How much longer the request took than fast requests do. The excess does not count as a part of the hold.
     pub(crate) excess: Duration,
     /// The last holder, if it did not release the key: its lease ended, or it is an earlier acquire of the same identity.
     pub(crate) taken_from: Vec<Holder>,
@@ -162,7 +163,7 @@ impl Claim<'_> {
         })
     }
 
-    /// Returns how long the request may take. An answer after the lease is useless, and so is one that leaves no time to
+    /// Returns how long the request may take. An answer after the lease is useless, and so is an answer that leaves no time to
     /// answer Lambda.
     pub(crate) fn time_limit(&self) -> Duration {
         REQUEST_TIMEOUT.min(time_to_ask(self.lease.deadline.remaining(self.now)))

@@ -8,11 +8,12 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::holder::{Holder, HolderKind};
 
-/// The request to the holder that was `seen` to run once more. A second one if other clients have asked at the same time.
+/// The request to the holder that was `seen` to run once more. A second request follows if other clients have asked at the same
+/// time.
 ///
 /// The client that asks has been refused and does not come back. If an attempt of that client arrives once more, it could take
 /// the free key, and nobody would run. So this request gives up all attempts of the acquire that was refused, as a withdrawal
-/// does. It has no more to give up if the row had a larger number already.
+/// does. The request gives up nothing if the row had a larger number already.
 #[derive(Clone, Debug)]
 pub(crate) struct Coalescing {
     key: String,
@@ -44,7 +45,7 @@ impl Operation for Coalescing {
     fn on(&mut self, table: &Table, answer: Answer, _: Moment) -> Result<Option<bool>, Error> {
         let Answer::Refused(refused) = answer else { return Ok(Some(true)) };
         let Some(last) = self.last.take() else { return Ok(Some(false)) };
-        // If another client has given up later attempts, this one asks once more without.
+        // If another client has given up later attempts, this client asks once more and gives up nothing.
         let is_given_up = refused.into_row(table, self.now)?.is_some_and(|row| row.withdrawn >= Some(last));
         Ok((!is_given_up).then_some(false))
     }

@@ -58,8 +58,8 @@ impl Table {
         Ok(None)
     }
 
-    /// The row is as old as one that TTL deletes, by every clock. A lease that goes on keeps it, such as one that was written by
-    /// hand.
+    /// The row is old enough for TTL to delete it, by every clock. A lease that goes on keeps the row, such as a lease that was
+    /// written by hand.
     fn is_expired(&self, now: Moment) -> Condition<'static> {
         let now = now.wall.saturating_sub(self.clock_skew);
         all([

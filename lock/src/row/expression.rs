@@ -21,7 +21,7 @@ pub(super) struct Path {
 #[derive(Clone, Debug)]
 enum Name {
     Fixed(&'static str),
-    /// Known at run time only. What stands for it in the text, after `#`, comes first.
+    /// Known at run time only. The placeholder in the text, after `#`, comes first.
     Named(Box<(Cow<'static, str>, String)>),
 }
 
@@ -47,7 +47,7 @@ impl From<&'static str> for Path {
 #[derive(Clone, Debug)]
 pub(super) struct Value<'a>(&'static str, Literal<'a>);
 
-/// A value that becomes an attribute's when it is rendered, because texts name most values more than once.
+/// A value that becomes an `AttributeValue` when it is rendered, because texts name most values more than once.
 #[derive(Clone, Debug, PartialEq)]
 enum Literal<'a> {
     Text(&'a str),
@@ -184,7 +184,7 @@ pub(super) fn not(condition: Condition<'_>) -> Condition<'_> {
 }
 
 impl Condition<'_> {
-    /// Returns `true` if a key without a row meets it.
+    /// Returns `true` if a key without a row meets the condition.
     fn is_met_without_row(&self) -> bool {
         match self {
             Self::Compare(..) | Self::Between(..) | Self::BeginsWith(..) | Self::Exists(_) => false,
@@ -206,17 +206,17 @@ impl Condition<'_> {
     }
 }
 
-/// What an attribute is set to.
+/// The new value of an attribute.
 #[derive(Clone, Debug)]
 pub(super) enum To<'a> {
     Value(Value<'a>),
-    /// Its value, or this one if it is missing.
+    /// The attribute's value, or this value if the attribute is missing.
     Default(Value<'a>),
-    /// Its value, or that of this attribute if it is missing.
+    /// The attribute's value, or the value of this other attribute if the attribute is missing.
     Or(Path),
     /// The value of this attribute, or the first value if it is missing, and the second value more.
     Plus(Path, Box<[Value<'a>; 2]>),
-    /// Its value less this one.
+    /// The attribute's value less this value.
     Minus(Value<'a>),
 }
 
@@ -271,7 +271,7 @@ impl<'a> Update<'a> {
         self
     }
 
-    /// Adds a condition to those that were added before.
+    /// Adds a condition to the conditions that were added before.
     pub(super) fn when(mut self, condition: Condition<'a>) -> Self {
         self.condition = Some(match self.condition {
             Some(before) => before.and(condition),
@@ -288,7 +288,7 @@ impl<'a> Update<'a> {
         }
     }
 
-    /// Returns `true` if only a row can refuse it.
+    /// Returns `true` if only a row can refuse the update.
     pub(super) fn is_refused_by_rows_only(&self) -> bool {
         self.condition.as_ref().is_none_or(Condition::is_met_without_row)
     }
@@ -314,7 +314,7 @@ impl<'a> Update<'a> {
     }
 }
 
-/// The texts of an update and its condition, with what their placeholders stand for.
+/// The texts of an update and its condition, with the meanings of their placeholders.
 #[derive(Debug, Default)]
 pub(super) struct Rendered {
     pub(super) update: Option<String>,
@@ -342,8 +342,8 @@ impl Rendered {
     }
 }
 
-/// The placeholders of an expression, without their signs, with what they stand for. An expression has few, but names most of
-/// them more than once: comparing a dozen texts is faster than hashing one.
+/// The placeholders of an expression, without their signs, with their meanings. An expression has few, but names most of them
+/// more than once: comparing a dozen texts is faster than hashing one.
 struct Placeholders<'e> {
     names: Vec<(Cow<'e, str>, &'e str)>,
     values: Vec<(Cow<'e, str>, &'e Literal<'e>)>,
@@ -355,7 +355,7 @@ impl<'e> Placeholders<'e> {
         Self { names: Vec::with_capacity(14), values: Vec::with_capacity(14) }
     }
 
-    /// Returns what a request takes: nothing if there are none.
+    /// Returns the names and values for a request, or `None` instead of an empty map.
     fn meanings(self) -> Rendered {
         let names = self.names.into_iter().map(|(name, attribute)| (signed('#', &name), attribute.to_owned()));
         let values = self.values.into_iter().map(|(name, value)| (signed(':', &name), value.to_attribute()));
@@ -502,7 +502,7 @@ fn signed(sign: char, placeholder: &str) -> String {
     signed
 }
 
-/// Writes what stands for a name or a value: what was wished, with a number if that stands for something else.
+/// Writes the placeholder of a name or a value: the wished text, with a number if the text stands for something else already.
 fn write_placeholder<'e, T: PartialEq>(
     placeholders: &mut Vec<(Cow<'e, str>, T)>,
     sign: char,

@@ -1,5 +1,5 @@
-//! An operator, or an identity, ends the acquisition of an owner: it frees the place, or completes the record. The holder finds the
-//! lock lost, and an acquire that is under way begins anew.
+//! An operator, or an identity, ends the acquisition of an owner: it frees the key or permit, or completes the record. The
+//! holder finds the lock lost, and an acquire that is under way begins anew.
 
 use std::slice;
 use std::time::Duration;
@@ -29,12 +29,12 @@ const FREED_AT_ONCE: usize = 40;
 enum For {
     /// An operator, by this name. How long a crashed holder had the key says nothing about other holds.
     Operator(String),
-    /// The identity that has it, after this hold.
+    /// The identity that has the key or permit, after this hold.
     Identity(Option<Hold>),
 }
 
-/// The end of what was seen, for others than its owner, under way. One request; for permits one for each 40, and up to three more
-/// if some of them were released meanwhile.
+/// The release of a key or of permits that were seen, for an operator or an identity, under way. One request; for permits one
+/// request for each 40, and up to three more if some permits were released meanwhile.
 #[derive(Clone, Debug)]
 pub(crate) struct Freeing {
     key: String,
@@ -57,7 +57,7 @@ pub(crate) struct Freed {
 }
 
 impl Freeing {
-    /// Frees what an operator has seen, which is no rate.
+    /// Frees the key or the permits that an operator has seen. The row is not the row of a rate.
     pub(crate) fn by_force(key: &str, by: &str, seen: &Holder, now: Moment) -> Self {
         let left = if seen.is_semaphore() { seen.permits.clone() } else { vec![seen.clone()] };
         Self::new(key, For::Operator(by.to_owned()), left, seen.withdrawn, now)
@@ -83,7 +83,8 @@ impl Freeing {
     fn changed_key(seen: &Holder, row: Option<Holder>, last: u64) -> Option<Freed> {
         let row = row?;
         let by_holder = !row.completed && row.owner.is_some() && row.owner == seen.owner && row.is_released();
-        // An earlier attempt of this request was applied; its answer was lost. Then the mark is still there.
+        // An earlier attempt of this request was applied; its answer was lost. Then the row still shows whether the holder was
+        // asked.
         let by_this = row.released == Some(last);
         (by_holder || by_this).then(|| Freed { is_asked: by_this && is_asked(&row, seen), later: 0 })
     }
@@ -155,20 +156,22 @@ impl Operation for Freeing {
 }
 
 impl Table {
-    /// Frees what was `seen`, for the operator `by`. Returns `false` if the row has changed since it was seen.
+    /// Frees the key, the permits or the rate that was `seen`, for the operator `by`. Returns `false` if the row has changed
+    /// since it was seen.
     pub(crate) async fn force_release(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
         if seen.is_rate() {
             return self.free_calls(key, seen, now).await;
         }
-        // Without permits there is nothing to free, and nothing is known of those that were acquired since.
+        // Without permits there is nothing to free, and nothing is known of permits that were acquired since.
         if seen.is_semaphore() && seen.permits.is_empty() {
             return Ok(false);
         }
         Ok(self.run(Freeing::by_force(key, by, seen, now), || now).await?.is_some())
     }
 
-    /// Frees the key, or the permit, that this identity has, and returns whether it was asked to run once more. Returns `None` if
-    /// it has none. A consistent read, and one more request to free it; again if others change the row.
+    /// Frees the key, or the permit, that this identity has, and returns whether the identity was asked to run once more.
+    /// Returns `None` if the identity has neither. A consistent read, and one more request to free the key or permit; again if
+    /// other clients change the row.
     pub(crate) async fn release_identity(&self, key: &str, identity: &str, now: Moment) -> Result<Option<bool>, Error> {
         let start = start_of(identity);
         let is_own = |held: &&Holder| held.has_lease() && held.owner().is_some_and(|owner| owner.starts_with(&start));
@@ -179,7 +182,7 @@ impl Table {
             let since = own.held_since.map(Duration::from_millis);
             let hold = since.map(|since| Hold { since, before: seen.queue.hold_time, is_before_known: true });
             let freeing = Freeing::new(key, For::Identity(hold), vec![own.clone()], seen.withdrawn, now);
-            // A later acquire of the identity may have taken it over.
+            // A later acquire of the identity may have taken the key or permit over.
             if let Some(Freed { is_asked, later: 0 }) = self.run(freeing, || now).await? {
                 return Ok(Some(is_asked));
             }

@@ -6,7 +6,7 @@ use crate::holder::{Holder, HolderKind};
 /// The answer of a row to its reader, an owner.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mine<'r> {
-    /// Its place is there. Somebody may have ended it.
+    /// The row has the key or permit of this owner, which somebody may have freed or completed.
     Own(&'r Holder),
     /// Another owner has the key, or the permit of the same identity.
     Other(&'r Holder),
@@ -42,12 +42,13 @@ impl Acquisition {
         row.kind == if self.target.is_permit() { HolderKind::Semaphore } else { HolderKind::Key }
     }
 
-    /// Returns the place if the owner has it with this number, and nobody has ended it.
+    /// Returns the owner's key or permit, if it was acquired with this number and neither released nor completed.
     pub(super) fn held_with<'r>(&self, number: u64, row: Option<&'r Holder>) -> Option<&'r Holder> {
         self.mine(row).own().filter(|place| place.is_acquired_with(number))
     }
 
-    /// Returns the number of the place, if an attempt up to `last` took it and nobody has ended it.
+    /// Returns the number of the owner's key or permit, if an attempt up to `last` took it and it was neither released nor
+    /// completed.
     pub(super) fn taken_with(&self, row: Option<&Holder>, last: u64) -> Option<u64> {
         let place = self.mine(row).own().filter(|place| !place.has_released())?;
         place.number.filter(|number| *number <= last)
@@ -58,11 +59,11 @@ impl Acquisition {
         !self.is_of_kind(row) || row.withdrawn >= Some(last) || (!row.is_semaphore() && row.number > Some(last))
     }
 
-    /// Returns the holder that took this owner's place, if the row names one.
+    /// Returns the holder that took this owner's key or permit, if the row names one.
     pub(super) fn lost_to(&self, row: Option<Holder>) -> Option<Holder> {
         match self.mine(row.as_ref()) {
             Mine::Other(other) => Some(other.clone()),
-            // An operator who has freed the place has left a name, but holds nothing. An identity has left no name.
+            // An operator who has freed the key or permit has left a name, but holds nothing. An identity has left no name.
             Mine::Own(place) if place.number != Some(self.numbers.own) => {
                 let row = row.filter(|row| row.name().is_some())?;
                 Some(Holder { owner: None, ..row })

@@ -11,11 +11,11 @@
 //! | `expression`, `table`, `write`, `repeat` | how a request is rendered and sent |
 //! | `owner` | the nonce and the identity in an owner |
 //! | `script` | the requests and answers without a network, for the model |
-//! | `target`, `acquisition`, `claim`; `record_claim` and `record` for idempotency | what is asked for, and what one owner has of it |
-//! | `acquire` | the attempts of an owner, and what their answers say |
+//! | `target`, `acquisition`, `claim`; `record_claim` and `record` for idempotency | the target, and one owner's acquisition |
+//! | `acquire` | the attempts of an owner, and the meaning of their answers |
 //! | `operation`; `renew`, `release`, `withdraw`, `coalesce`, `free` | every other operation: requests and answers |
 //! | `mine` | how an owner reads a row |
-//! | `rate` | the requests of a call, and what their answers say |
+//! | `rate` | the requests of a call, and the meaning of their answers |
 //! | `join`, `reserve`, `expired`, `probe` | the requests of waiters, operators and checks |
 //!
 //! The times of a lock's row, by the clock of each reader:

@@ -20,7 +20,7 @@ pub(super) const ASKED: &str = "asked";
 /// Attempts with numbers up to this one were given up: their acquires have ended.
 pub(super) const WITHDRAWN: &str = "withdrawn";
 /// The number of the last acquisition of a key, or of the release that ended it. Of a semaphore, how many permits were
-/// acquired, from the clock of the first one on.
+/// acquired, counted from the clock of the first acquire on.
 pub(super) const FENCE: &str = "fence";
 pub(super) const HOLDER: &str = "holder";
 pub(super) const ACQUIRED_AT: &str = "acquired_at";
@@ -43,14 +43,15 @@ pub(super) const HEAD: &str = "head";
 pub(super) const TAIL_UNTIL: &str = "tail_until";
 /// Until when waiters leave the key to [`RESERVED_BY`], in milliseconds since the epoch.
 pub(super) const RESERVED_UNTIL: &str = "reserved_until";
-/// The owner of the waiter for several keys that has reserved this one.
+/// The owner of the waiter for several keys that has reserved this key.
 pub(super) const RESERVED_BY: &str = "reserved_by";
 
 /// When the next call of a rate is due if calls come evenly, in microseconds since the epoch.
 pub(super) const DUE: &str = "due";
 /// The number of permits in the row of a semaphore.
 pub(super) const PERMITS: &str = "permits";
-/// When the key or a permit was last freed, in milliseconds since the epoch. Waiters leave it to those ahead for a moment.
+/// When the key or a permit was last freed, in milliseconds since the epoch. Waiters leave the key or permit to the waiters
+/// ahead for a moment.
 pub(super) const FREED_AT: &str = "freed_at";
 /// The attributes of a semaphore that belong to one owner have names that begin with these, and end with the owner's nonce,
 /// or with the [start of its owners](super::owner::start_of) if the owner has an identity: an identity has one permit.
@@ -128,8 +129,8 @@ pub(super) const MAX_SEQUENCE: u64 = i64::MAX as u64;
 /// The largest place in the queue.
 pub(super) const MAX_PLACE: u64 = i64::MAX as u64;
 
-/// Returns `true` if the name is ours. Each name that a later version adds has a colon, so it cannot be that of a caller, but most
-/// names of the first version have none.
+/// Returns `true` if the name is ours. Each name that a later version adds has a colon, so it is never the name of a caller's
+/// attribute, but most names of the first version have no colon.
 pub(crate) fn is_reserved(attribute: &str) -> bool {
     RESERVED.contains(&attribute) || attribute.contains(':')
 }

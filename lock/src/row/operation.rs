@@ -13,14 +13,14 @@ pub(super) const TRIES: u32 = 3;
 pub(crate) trait Operation {
     type Output;
 
-    /// Returns the request that it sends now.
+    /// Returns the request that the operation sends now.
     fn request<'b>(&'b self, table: &'b Table, now: Moment) -> Write<'b>;
 
     /// Takes note of the answer. Returns `None` if another request follows.
     fn on(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<Option<Self::Output>, Error>;
 
-    /// Takes note that this host's clock is wrong, by the time in the answer that comes next. Returns the output if that ends the
-    /// operation.
+    /// Takes note that this host's clock is wrong, by the time in the answer that comes next. Returns the output if the wrong
+    /// clock ends the operation.
     fn on_wrong_clock(&mut self, _table: &Table, _offset: Offset) -> Option<Self::Output> {
         None
     }

@@ -1,14 +1,14 @@
 //! The protocol. [`KeyPlace`](super::key::KeyPlace) and [`PermitPlace`](super::permit::PermitPlace) have each condition and each
-//! update of their rows; this file has what both share.
+//! update of their rows; this file has the parts that both share.
 //!
-//! A **place** is where one owner at a time can be: the row of a key, or a permit in the row of a semaphore. Each request that
-//! takes or frees a place carries a **number**. A place accepts only a number that is larger than every number that it has
-//! accepted, and than every number that was given up. So a request that arrives late changes nothing: whatever came after it
-//! has a larger number.
+//! One owner at a time can have a key, or a permit in the row of a semaphore. Each request that takes or frees a key or a
+//! permit carries a **number**. A key or a permit accepts only a number that is larger than every number that it has accepted,
+//! and than every number that was given up. So a request that arrives late changes nothing: each request that came after it has
+//! a larger number.
 //!
-//! A key keeps the last number that it accepted in its `fence`, also after a release. A permit is a place that exists while it
-//! is held: its number is in its map, and nothing of it stays after a release. Both have the numbers that were given up in
-//! `withdrawn`.
+//! A key keeps the last number that it accepted in its `fence`, also after a release. A permit exists while it is held: its
+//! number is in its map, and nothing of the permit stays after a release. The rows of both have the numbers that were given up
+//! in `withdrawn`.
 
 use std::time::Duration;
 
@@ -28,15 +28,15 @@ const AHEAD: u64 = 60_000_000;
 /// A release.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Release<'a> {
-    /// Of a key, larger than those of all attempts of its owner. Of a permit, the largest of its owner's that was not
-    /// answered, or 0.
+    /// For a key, larger than the numbers of all attempts of its owner. For a permit, the largest number of an attempt of its
+    /// owner that was not answered, or 0.
     pub(crate) number: u64,
-    /// Larger than that of every earlier request of this owner.
+    /// Larger than the sequence of every earlier request of this owner.
     pub(crate) sequence: u64,
     pub(crate) now: Moment,
     /// Until when the key stays held after the release.
     pub(crate) hold_until: Option<Duration>,
-    /// What the hold time for waiters follows from, if the hold is known.
+    /// The hold from which the hold time for waiters follows, if the hold is known.
     pub(crate) hold: Option<Hold>,
     pub(crate) data: Option<&'a Data>,
     /// The answer says whether the holder was asked to run once more.
@@ -49,12 +49,12 @@ pub(crate) struct Hold {
     pub(crate) since: Duration,
     /// How long the holds before this one took.
     pub(crate) before: Option<HoldTime>,
-    /// The acquire has seen the row. Otherwise a hold time that is there stays.
+    /// The acquire has seen the row. Otherwise a hold time in the row stays.
     pub(crate) is_before_known: bool,
 }
 
-/// Returns a number for those who free what was seen with these numbers: beyond all that its owner has sent, also if the clock
-/// of its host was ahead.
+/// Returns the number with which an operator or an identity ends an acquisition that was seen with these numbers: beyond all
+/// numbers that its owner has sent, also if the clock of its host was ahead.
 pub(super) fn number_for_others(table: &Table, seen: u64, withdrawn: u64, now: Moment) -> u64 {
     let clock = micros(now.wall.saturating_add(2 * table.clock_skew));
     let ahead = if seen >= clock { seen.saturating_add(AHEAD) } else { 0 };
@@ -75,8 +75,8 @@ pub(super) fn is_empty(now: Moment) -> Condition<'static> {
     any([not(HEAD.below(TAIL)), TAIL_UNTIL.at_most(count("now", now.millis()))])
 }
 
-/// The place was freed in the last moment, which belongs to those ahead. A time that is farther ahead than clocks differ is
-/// wrong.
+/// The key or a permit was freed in the last moment, which belongs to the waiters ahead. A time that is farther ahead than
+/// clocks differ is wrong.
 pub(super) fn was_just_freed(table: &Table, now: Moment, moment: Duration) -> Condition<'static> {
     let next_moment_ago = count("next_moment_ago", millis(now.wall.saturating_sub(moment)) + 1);
     FREED_AT.between(next_moment_ago, count("latest_freed", latest(table, now)))
@@ -99,7 +99,7 @@ pub(super) fn served(update: Update<'_>, rank: Rank) -> Update<'_> {
     }
 }
 
-/// A waiter that was paused while others were served may not set the queue back: it asks again without its place.
+/// A waiter that was paused while other waiters were served may not set the queue back: it asks again without its place.
 pub(super) fn is_not_passed(rank: Rank) -> Option<Condition<'static>> {
     rank.place.map(|place| not(HEAD.above(count("place", place))))
 }

@@ -1,11 +1,11 @@
-//! A rate: the two requests of a call, and what their answers say.
+//! A rate: the two requests of a call, and the meaning of their answers.
 //!
 //! The row has one number, the time at which the next call is due if calls come evenly. Each call moves it on by one interval, so
 //! the calls get their times in the order in which they reach the row. This is the generic cell rate algorithm (ITU-T
 //! Recommendation I.371, annex A, "virtual scheduling"), with a burst as its tolerance.
 //!
 //! An update cannot take the later of two times. So there are two requests: one follows the calls before it, and one begins anew
-//! because no call is due any more. A refusal returns the row, which says which of them to send.
+//! because no call is due any more. A refusal returns the row, which says which of the two requests to send.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) struct Pace {
 
 impl Table {
     /// Takes the next call of a rate. Returns its time, which is at most `wait` from now. One request, or two if `is_idle`, which
-    /// says what the last answer showed, is wrong by now; three if others call meanwhile.
+    /// says what the last answer showed, is wrong by now; three if other clients call meanwhile.
     pub(crate) async fn call(
         &self,
         key: &str,
@@ -123,8 +123,8 @@ impl Table {
         self.take_call(key, due).when(any([self.key_path().missing(), is_over])).set(DUE, count("due", micros(due)))
     }
 
-    /// Lets the next call pass at once, if no call has moved the row on since it was `seen`. Returns `false` if one has, or if the
-    /// row was deleted. One request.
+    /// Lets the next call pass at once, if no call has moved the row on since it was `seen`. Returns `false` if a call has, or
+    /// if the row was deleted. One request.
     pub(super) async fn free_calls(&self, key: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
         let update = set_due(key, seen.number.unwrap_or_default(), 0);
         let Answer::Refused(refused) = self.write(update, &SdkAttempts::leaving_prevented()).await? else {
@@ -143,7 +143,7 @@ impl Table {
     }
 }
 
-/// Sets when the next call is due, if no call has followed the one that was seen.
+/// Sets when the next call is due, if no call has followed the call that was seen.
 fn set_due(key: &str, seen: u64, due: u64) -> Update<'_> {
     let is_unchanged = all([STATUS.is(text("rate", RATE)), DUE.is(count("seen", seen))]);
     Update::new(key).when(is_unchanged).set(DUE, count("due", due))

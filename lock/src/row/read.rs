@@ -27,9 +27,9 @@ use crate::queue::{HoldTime, Queue, Reservation};
 /// Why a row cannot be read.
 #[derive(Debug)]
 pub(super) enum Unreadable {
-    /// Its attributes are not those of a row.
+    /// An attribute of the row is missing or wrong.
     Malformed(String),
-    /// The refusal does not have it, although only a row can refuse the request.
+    /// The refusal does not have the row, although only a row can refuse the request.
     NotReturned,
     /// A text has half of a surrogate pair, which is no character: JavaScript can write it, and the SDK cannot read it.
     NotUnicode(Box<SdkError<UpdateItemError>>),
@@ -80,15 +80,14 @@ impl Holder {
             completed,
             until: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
             owner: string_at(&mut item, OWNER)?,
-            // An acquire does not write it, so a row that it took from another program can have any value.
+            // An acquire does not write `released`, so a row that it took from another program can have any value.
             released: number_at(&item, RELEASED, MAX_FENCE).unwrap_or_default(),
-            // Another program wrote a value that is not a number. It asks for nothing.
+            // A value that is not a number is from another program, and asks for nothing.
             asked: number_at(&item, ASKED, MAX_FENCE).unwrap_or_default(),
             withdrawn: withdrawn(&item)?,
             freed_at: number_at(&item, FREED_AT, LATEST).unwrap_or_default(),
             // Another program wrote a value that is not a number.
             sequence: number_at(&item, SEQUENCE, MAX_SEQUENCE).unwrap_or_default(),
-            // Only this crate's own nonce is looked for.
             name: string_at(&mut item, HOLDER)?,
             number: fence,
             fence,
@@ -141,7 +140,7 @@ impl Table {
         }
     }
 
-    /// The row is one of this crate's, or one that it can take over, under the key prefix and the sort key.
+    /// The row has the key prefix and the sort key, and this crate has written it or can take it over.
     pub(super) fn is_ours(&self) -> Condition<'_> {
         let is_status = |name, status| STATUS.is(text(name, status));
         let mut is_ours = all([
@@ -284,7 +283,7 @@ pub(crate) struct Page {
 }
 
 /// The row has attributes that only this crate and Powertools write. The rows of another program may have a `status` and an
-/// `expiration`, too: this is the condition of each write that a program has not asked for by the key.
+/// `expiration`, too: this is the condition of each write whose key the caller has not named.
 pub(super) fn is_written_by_locks() -> Condition<'static> {
     let is_status = |name, status| STATUS.is(text(name, status));
     any([
@@ -302,7 +301,7 @@ fn has_status(item: &Item, expected: &str) -> bool {
     matches!(item.get(STATUS), Some(AttributeValue::S(status)) if status == expected)
 }
 
-/// Returns the number up to which attempts were given up. What is no number gives up nothing.
+/// Returns the number up to which attempts were given up. A value that is no number gives up nothing.
 fn withdrawn(item: &Item) -> Result<Option<u64>, String> {
     match item.get(WITHDRAWN) {
         Some(AttributeValue::N(_)) => number_at(item, WITHDRAWN, MAX_FENCE),
@@ -310,7 +309,7 @@ fn withdrawn(item: &Item) -> Result<Option<u64>, String> {
     }
 }
 
-/// Reads the queue. A value that no join and no release writes counts as none: it is a hint.
+/// Reads the queue. A value that no join and no release writes counts as none: the queue is a hint.
 pub(super) fn queue(item: &Item) -> Queue {
     let (tail, head) = (number_at(item, TAIL, MAX_PLACE), number_at(item, HEAD, MAX_PLACE));
     Queue {

@@ -10,18 +10,18 @@ use crate::clock::{Moment, millis};
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
 
-/// What makes a claim to a key one to a record.
+/// The part of a claim that only a record has.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordClaim {
-    /// The [digests](differ) to store, and to compare with stored ones.
+    /// The [digests](differ) to store, and to compare with the stored digests.
     pub(crate) validation: Option<String>,
     /// For how long after its start an unfinished run is refused. `None`: its record is free when its lease has ended.
     pub(crate) reject_unfinished: Option<Duration>,
 }
 
 impl RecordClaim {
-    /// The lease has ended. A record whose last run did not finish stays taken for the window, if that is to be rejected; one
-    /// that Powertools wrote stays taken until its TTL.
+    /// The lease has ended. A record whose last run did not finish stays taken for the window, if unfinished runs are rejected;
+    /// a record that Powertools wrote stays taken until its TTL.
     pub(super) fn is_record_over<'a>(&self, lease_is_over: Condition<'a>, now: Moment) -> Condition<'a> {
         let Some(window) = self.reject_unfinished else { return lease_is_over };
         let window_ago = millis(now.wall.saturating_sub(window));
@@ -78,11 +78,11 @@ impl RecordClaim {
     }
 }
 
-/// Whether these digests are of two inputs. A text has one digest, or several, each after the name of what was digested:
+/// Whether these digests are of two inputs. A text has one digest, or several, each after the name of the digested part:
 /// `name:digest name:digest`.
 ///
 /// Digests of different things say nothing about each other, and neither does a record without a digest: a deployment has
-/// changed what is validated, and the duplicate may be identical.
+/// changed the validated fields, and the duplicate may be identical.
 fn differ(stored: &str, ours: &str) -> bool {
     fn named(text: &str) -> impl Iterator<Item = (&str, &str)> {
         text.split(' ').map(|digest| digest.rsplit_once(':').unwrap_or(("", digest)))

@@ -1,4 +1,4 @@
-//! The release of what an owner holds.
+//! The release of an owner's keys, or of its permit.
 
 use super::acquisition::Acquisition;
 use super::mine::Mine;
@@ -15,12 +15,12 @@ use crate::holder::Holder;
 /// The effect of a release.
 #[derive(Debug)]
 pub(crate) enum Released {
-    /// With whether the holder was asked to run once more, if the release asked for that.
+    /// `is_asked`: the holder was asked to run once more, and the release coalesces.
     Freed { is_asked: bool },
     /// This owner had completed the record, in a request or a transaction whose answer was lost.
     Completed(Box<Holder>),
     /// The permit is gone after an earlier attempt, also of an earlier call, that was not answered. Either that attempt was
-    /// applied, or others have taken the permit after the end of the lease.
+    /// applied, or another owner has taken the permit after the end of the lease.
     NoTrace,
 }
 
@@ -33,13 +33,13 @@ pub(crate) struct Releasing<'a> {
     release: Release<'a>,
     /// The keys that the owner does not hold.
     others: Vec<(String, Option<Holder>)>,
-    /// The holder was asked to run once more, as the row shows that it had before the release.
+    /// The holder was asked to run once more, as the row before the release shows.
     is_asked: bool,
     unreadable: Option<Error>,
 }
 
 impl<'a> Releasing<'a> {
-    /// Of all keys that the owner has taken with the number `own`.
+    /// Begins the release of all keys that the owner has taken with the number `own`.
     pub(crate) fn new(acquisition: &Acquisition, own: u64, release: Release<'a>) -> Self {
         Self {
             acquisition: acquisition.clone(),
@@ -52,8 +52,8 @@ impl<'a> Releasing<'a> {
         }
     }
 
-    /// Takes note of the answer. Of several keys, those that the owner holds are released alone. Returns `false` if another request
-    /// follows.
+    /// Takes note of the answer. Of several keys, the keys that the owner holds are released alone. Returns `false` if another
+    /// request follows.
     pub(super) fn take_note(&mut self, table: &Table, answer: Answer) -> bool {
         self.keys.clear();
         let refused = match answer {
@@ -67,17 +67,18 @@ impl<'a> Releasing<'a> {
         self.keys.clone_from(&refused.willing);
         for (key, row) in refused.into_each(self.release.now) {
             match row {
-                // Its attempts were given up before, by a larger number.
+                // The owner's attempts were given up before, by a larger number.
                 Ok(Some(row)) if self.is_given_up(&row) => {
                     self.release.number = 0;
                     self.keys.push(key);
                 }
                 Ok(row) => {
-                    // This owner had released it. Its last number is still there, unless a later holder was asked.
+                    // This owner had released the key. The row still shows whether the owner was asked, unless a later holder
+                    // was asked.
                     self.is_asked |= row.as_ref().is_some_and(|row| row.was_asked(self.own));
                     self.others.push((key, row));
                 }
-                // An unreadable row does not keep the other keys.
+                // An unreadable row does not keep the other keys held.
                 Err(why) => self.unreadable = Some(why.into_error(table.place(), &key)),
             }
         }
@@ -89,7 +90,8 @@ impl<'a> Releasing<'a> {
         self.unreadable.take().map_or_else(|| Ok(std::mem::take(&mut self.others)), Err)
     }
 
-    /// Returns `true` if this owner's permit is there for this release, in a row that has given up what the release gives up.
+    /// Returns `true` if the row has this owner's permit for this release, and has given up the numbers that the release gives
+    /// up.
     fn is_given_up(&self, row: &Holder) -> bool {
         self.release.number > 0
             && row.withdrawn >= Some(self.release.number)
@@ -137,8 +139,7 @@ impl Operation for Releasing<'_> {
 }
 
 impl Acquisition {
-    /// Returns the hold of one of the keys. A transaction returns no rows, so the hold times before are those that refusals
-    /// have shown.
+    /// Returns the hold of one of the keys. A transaction returns no rows, so the hold times before are from refusals.
     fn hold_of(&self, key: &str, hold: Hold) -> Hold {
         if self.target.transact().is_none() {
             return hold;
@@ -147,7 +148,7 @@ impl Acquisition {
         Hold { before, is_before_known: before.is_some(), ..hold }
     }
 
-    /// The release of what an acquire that has ended has taken.
+    /// Returns the release of the keys or the permit that an ended acquire has taken.
     pub(super) fn end_of(&self, now: Moment) -> Release<'static> {
         // A permit's attempts were given up before.
         let number = if self.target.is_permit() { 0 } else { self.release_number(now) };

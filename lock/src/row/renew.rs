@@ -23,7 +23,7 @@ pub(crate) enum Renewed {
 #[derive(Clone, Debug)]
 pub(crate) struct Renewing<'a> {
     pub(crate) acquisition: Acquisition,
-    /// Larger than that of every earlier request of this owner.
+    /// Larger than the sequence of every earlier request of this owner.
     pub(crate) sequence: u64,
     pub(crate) now: Moment,
     pub(crate) lease: Lease,
@@ -44,7 +44,7 @@ impl Operation for Renewing<'_> {
     fn on(&mut self, table: &Table, answer: Answer, _: Moment) -> Result<Option<Renewed>, Error> {
         let acquisition = &self.acquisition;
         let Answer::Refused(refused) = answer else { return Ok(Some(Renewed::Extended)) };
-        // An earlier attempt of this renewal was applied to the others; its answer was lost.
+        // An earlier attempt of this renewal was applied to the rows with its sequence; its answer was lost.
         let is_renewed = |row: Option<&Holder>| {
             let place = acquisition.held_with(acquisition.numbers.own, row);
             place.is_some_and(|place| place.sequence == Some(self.sequence))
@@ -59,7 +59,7 @@ impl Operation for Renewing<'_> {
         Ok(Some(Renewed::Lost { error: Error::lost_to(lost.collect(), table.place()), has_others }))
     }
 
-    /// The lease that it wrote means something else to other hosts, so the lock is lost, and a release frees the key.
+    /// The lease that the renewal wrote means something else to other hosts, so the lock is lost, and a release frees the key.
     fn on_wrong_clock(&mut self, table: &Table, offset: Offset) -> Option<Renewed> {
         let error = self.acquisition.error(Cause::ClockSkew(offset, table.clock_skew), table);
         Some(Renewed::Lost { error, has_others: true })

@@ -1,5 +1,5 @@
-//! The reservation: a waiter for several keys asks other waiters to leave them to it, until it can have all of them. The locks
-//! in the rows are unchanged.
+//! The reservation: a waiter for several keys asks other waiters to leave the keys to it, until it can have all of them. The
+//! locks in the rows are unchanged.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::queue::Reservation;
 
 impl Table {
     /// Reserves these keys of an acquisition until a time in milliseconds since the epoch: all, or none of them. Returns
-    /// `false` if one of them is reserved for another or has no row, or if there is no answer. One transaction.
+    /// `false` if one of them is reserved for another waiter or has no row, or if there is no answer. One transaction.
     pub(crate) async fn reserve<'a>(
         &self,
         acquisition: &'a Acquisition,

@@ -1,4 +1,4 @@
-//! Requests and their answers as the model has them, in place of a network.
+//! Requests and their answers as the model has them, instead of a network.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -13,37 +13,37 @@ use crate::clock::{Moment, monotonic};
 /// A row, as DynamoDB has it.
 pub type Item = HashMap<String, AttributeValue>;
 
-/// A request to update one row, or one of a transaction.
+/// A request to update one row, or one update of a transaction.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
     /// The key of the row.
     pub key: String,
-    /// The texts, with their placeholders.
+    /// The text of the update, with its placeholders.
     pub update: Option<String>,
-    /// The same.
+    /// The text of the condition, with its placeholders.
     pub condition: Option<String>,
-    /// What the placeholders for names stand for.
+    /// The names that the placeholders stand for.
     pub names: HashMap<String, String>,
-    /// What the placeholders for values stand for.
+    /// The values that the placeholders stand for.
     pub values: HashMap<String, AttributeValue>,
 }
 
-/// What the table answers to the requests of a transaction, or to one.
+/// The answer of the table to the requests of a transaction, or to a single request.
 #[derive(Clone, Debug)]
 pub enum Reply {
-    /// All were applied. Of several, the row of the last one does not matter: a transaction returns none.
+    /// All requests were applied. The rows of a transaction do not matter, because it returns none.
     Applied {
         /// The row as it was before.
         before: Option<Item>,
         /// The row as it is now.
         after: Item,
     },
-    /// None was applied: for each whose condition was not met, the row if there is one.
+    /// No request was applied: for each request whose condition was not met, the row if there is one.
     Refused(Vec<Option<Option<Item>>>),
 }
 
-/// What the clocks of a host show.
+/// The readings of the clocks of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clocks {
     /// The time since the Unix epoch.

@@ -10,7 +10,7 @@ use crate::holder::{Holder, HolderKind};
 
 /// Reads the permits of a row that any program may have written. The error says what is wrong with them.
 ///
-/// The lease that ends first comes first. Of two that end at once, the first to be acquired does.
+/// The lease that ends first comes first. If two leases end at once, the permit that was acquired first comes first.
 pub(super) fn permits(item: &mut Item, now: u64) -> Result<Vec<Holder>, String> {
     let count = number_at(item, PERMITS, u64::MAX)?.ok_or_else(|| format!("`{PERMITS}` is missing"))?;
     let names: Vec<String> = item.keys().filter(|name| name.starts_with(PERMIT_PREFIX)).cloned().collect();
@@ -30,11 +30,11 @@ pub(super) fn permits(item: &mut Item, now: u64) -> Result<Vec<Holder>, String> 
     Ok(permits)
 }
 
-/// Reads the permit that has a name with this end: the owner, or what its nonce follows.
+/// Reads the permit whose name has this end: the owner, or the part of the owner that its nonce follows.
 fn read(start: &str, fence: Option<u64>, mut map: Item, now: u64) -> Result<Holder, String> {
     let written = AttributeValue::M(map.clone());
     let nonce = string_at(&mut map, permit::NONCE)?;
-    // The name of another permit is its owner, which has no such end.
+    // The name of a permit without an identity is its owner, which does not end with `#`.
     if nonce.is_none() && start.ends_with('#') {
         return Err(format!("`{}` is missing", permit::NONCE));
     }

@@ -1,4 +1,4 @@
-//! The table, and what holds for all of its rows.
+//! The table, and the settings of all its rows.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,7 +21,7 @@ pub(super) type Item = HashMap<String, AttributeValue>;
 pub(crate) struct Table {
     /// The client of the caller.
     pub(crate) client: Client,
-    /// The client of all requests here, on the connections of the other.
+    /// The client of all requests here, on the connections of the caller's client.
     pub(crate) sender: Client,
     pub(crate) name: String,
     pub(crate) partition_key: String,
@@ -36,7 +36,7 @@ pub(crate) struct Table {
     pub(crate) retention: Duration,
     /// It is a global table with multi-Region strong consistency, which has neither transactions nor TTL.
     pub(crate) has_strong_regions: bool,
-    /// Nobody waits for the answers, so a request that failed at DynamoDB is repeated as one that was prevented.
+    /// Nobody waits for the answers, so a request that failed at DynamoDB is repeated like a request that was prevented.
     pub(crate) is_in_background: bool,
 }
 
@@ -97,7 +97,7 @@ impl Table {
         Some((if self.has_key_in_sort_key { &self.partition_key } else { name }, value))
     }
 
-    /// Where the keys of an error or an event are.
+    /// Returns the table that an error or an event names.
     pub(crate) fn place(&self) -> Place<'_> {
         Place {
             table: &self.name,

@@ -67,13 +67,13 @@ impl Target {
         }
     }
 
-    /// Checks a lease that the caller chose, or with a deadline the time until then.
+    /// Checks a lease that the caller chose, or the time until the deadline if there is one.
     pub(crate) fn check_lease(&self, what: &str, lease: Duration, has_deadline: bool) -> Result<(), Error> {
         let longest = if matches!(self, Self::Key(_)) && !has_deadline { MAX_LEASE } else { DAY };
         check_duration(what, lease, MIN_LEASE, longest)
     }
 
-    /// Checks what only the lock of one key has.
+    /// Checks a setting that only the lock of one key has.
     pub(crate) fn check_one_key(&self, what: &str) -> Result<(), Error> {
         match self {
             Self::Keys(..) => {
@@ -104,8 +104,8 @@ impl Target {
         }
     }
 
-    /// Returns `true` if a waiter takes a place in the queue. The outcome of a record's run is for all who wait for it, so
-    /// they do not take turns.
+    /// Returns `true` if a waiter takes a place in the queue. The outcome of a record's run is for all waiters, so they do not
+    /// take turns.
     pub(crate) fn takes_place(&self) -> bool {
         self.record().is_none()
     }

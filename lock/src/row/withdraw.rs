@@ -10,15 +10,15 @@ use crate::error::{Cause, Error};
 use crate::holder::Holder;
 
 /// The withdrawal of an acquire that has ended: no attempt of it holds anything. It gives up the numbers of the acquire, so that
-/// an attempt that arrives late is refused, and frees what an attempt has taken already.
+/// an attempt that arrives late is refused, and frees the keys or the permit that an attempt has taken already.
 #[derive(Clone, Debug)]
 pub(crate) struct Withdrawing {
     acquisition: Acquisition,
-    /// What an attempt has taken stays held: a takeover has it from its identity.
+    /// The keys or the permit that an attempt has taken stay held: a takeover has them from its identity.
     keeps: bool,
     /// The number of the last attempt.
     last: u64,
-    /// The row of the first key as it was seen last, if it was.
+    /// The row of the first key as it was seen last, if it was seen.
     #[expect(clippy::option_option, reason = "a row that is gone was seen, too")]
     seen: Option<Option<Holder>>,
     tries: u32,
@@ -31,12 +31,12 @@ enum Phase {
     /// The row that an attempt with a wrong clock has replaced comes back.
     PuttingBack(Item),
     GivingUp,
-    /// `is_last`: the numbers were given up.
+    /// The numbers were given up.
     Freeing(Releasing<'static>),
 }
 
 impl Withdrawing {
-    /// With `keeps`, what an attempt has taken stays held.
+    /// With `keeps`, the keys or the permit that an attempt has taken stay held.
     pub(crate) fn start(acquisition: Acquisition, keeps: bool) -> Self {
         let (last, seen) = (acquisition.numbers.sent, None);
         let phase = acquisition.replaced().map_or(Phase::GivingUp, |before| Phase::PuttingBack(before.clone()));
@@ -54,7 +54,7 @@ impl Withdrawing {
             }
         };
         if !is_withdrawn && self.tries < TRIES {
-            // The row is not what it was taken for.
+            // The row is not as the request expected it.
             self.seen = Some(row);
             return Ok(None);
         }

@@ -24,11 +24,11 @@ use crate::text::printable;
 #[derive(Clone, Debug)]
 pub(crate) struct Write<'a> {
     updates: Vec<Update<'a>>,
-    /// Sends them as a transaction. Without it, there is one update.
+    /// Sends the updates as a transaction. Without this function, there is one update.
     transact: Option<Transact>,
 }
 
-/// What needs a transaction.
+/// The operations that need a transaction.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Transactional {
     SeveralKeys,
@@ -37,8 +37,8 @@ pub(super) enum Transactional {
 }
 
 impl Transactional {
-    /// Allows it, unless the table has no transactions. This is the one rule for them: all parts of transactions, also of the
-    /// caller's own, are built in this file and ask here.
+    /// Allows the transaction, unless the table has none. This is the one rule for transactions: all their parts, also in the
+    /// caller's own transactions, are built in this file and ask here.
     fn allowed_in(self, table: &Table, key: &str) -> Result<(), Error> {
         if !table.has_strong_regions {
             return Ok(());
@@ -59,20 +59,21 @@ impl Transactional {
     }
 }
 
-/// Sends a `TransactWriteItems`, which costs twice as much as an `UpdateItem` and returns no row. Only the kinds that need
-/// it name the function, so that a program without them does not link the SDK's transactions, 200 KB of machine code.
+/// Sends a `TransactWriteItems`, which costs twice as much as an `UpdateItem` and returns no row. Only the kinds of locks that
+/// need a transaction name the function, so that a program without them does not link the SDK's transactions, 200 KB of machine
+/// code.
 pub(super) type Transact = for<'w> fn(&'w Table, &'w Write<'w>) -> BoxFuture<'w, Result<Answer, Error>>;
 
-/// What DynamoDB answered to a write.
+/// The answer of DynamoDB to a write.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Applied, with what the update returns.
+    /// Applied, with the row if the update returns it.
     Applied(Item),
     Refused(Refused),
 }
 
 impl Answer {
-    /// Returns what the update returns, if it was applied.
+    /// Returns the row that the update returns, if it was applied.
     pub(crate) fn into_applied(self) -> Option<Item> {
         match self {
             Self::Applied(item) => Some(item),
@@ -99,7 +100,7 @@ impl Refused {
         self.rows.into_iter().map(move |(key, row)| (key, row.and_then(|item| item.map(read).transpose())))
     }
 
-    /// Returns the rows, or the error of one that cannot be read.
+    /// Returns the rows, or the error of a row that cannot be read.
     pub(super) fn into_rows(self, table: &Table, now: Moment) -> Result<Vec<(String, Option<Holder>)>, Error> {
         let read = |(key, row): (String, Result<_, Unreadable>)| match row {
             Ok(row) => Ok((key, row)),
@@ -119,7 +120,7 @@ impl Refused {
     }
 }
 
-/// Returns the row that has refused this update. This is the one place that finds an endpoint which does not return the rows of
+/// Returns the row that has refused this update. Only this function finds an endpoint that does not return the rows of
 /// refusals.
 fn row_of(update: &Update<'_>, item: Option<Item>) -> Result<Option<Item>, Unreadable> {
     match item {
@@ -134,7 +135,7 @@ type Texts =
 
 #[cfg(feature = "model")]
 impl Write<'_> {
-    /// Returns the texts of each update, with what their placeholders stand for.
+    /// Returns the texts of each update, with the meanings of their placeholders.
     pub(crate) fn rendered(&self) -> impl Iterator<Item = (&str, Texts)> {
         self.updates.iter().map(|update| {
             let Rendered { update: text, condition, names, values } = update.render();
@@ -142,7 +143,7 @@ impl Write<'_> {
         })
     }
 
-    /// Returns what an answer has of a row that was changed. A transaction returns none.
+    /// Returns the row that the answer has after a change: as it was before, or as it is now. A transaction returns no row.
     pub(crate) fn returned(&self, before: Option<Item>, after: Item) -> Item {
         match self.updates.first().filter(|_| self.transact.is_none()).and_then(|update| update.returns.as_ref()) {
             Some(types::ReturnValue::AllOld) => before.unwrap_or_default(),
@@ -154,7 +155,7 @@ impl Write<'_> {
 
 #[cfg(feature = "model")]
 impl Answer {
-    /// The refusal by these rows, of the keys whose condition was not met.
+    /// Builds a refusal. A key whose condition was met has `None`; each other key has its row, if there is one.
     pub(crate) fn refused_by(rows: impl Iterator<Item = (String, Option<Option<Item>>)>) -> Self {
         let mut refused = Refused::default();
         for (key, row) in rows {
@@ -198,7 +199,8 @@ impl Table {
             (None, Some(update)) => {
                 let send = || send(self.request(update));
                 let answer = match send().await {
-                    // Applied, and the SDK cannot read the row that it returns. The same request again finds its own row.
+                    // DynamoDB applied the update, and the SDK cannot read the row in the answer. The same request, sent again,
+                    // finds its own row.
                     Err(error) if error.raw_response().is_some_and(|answer| answer.status().is_success()) => {
                         send().await
                     }
@@ -284,8 +286,8 @@ impl Table {
                 Ok(TransactWriteItem::builder().update(part).build())
             };
             let parts = write.updates.iter().map(part).collect::<Result<_, Error>>()?;
-            // A cancelled transaction was not applied, so another one needs another token. The SDK's own token comes from a
-            // generator that a snapshot of this process clones.
+            // A cancelled transaction was not applied, so the next transaction needs another token. The SDK's own token comes
+            // from a generator that a snapshot of this process clones.
             let token = self.nonce(write.keys().next().unwrap_or_default())?;
             let request =
                 self.sender.transact_write_items().set_transact_items(Some(parts)).client_request_token(token);
@@ -339,7 +341,7 @@ impl Table {
     }
 }
 
-/// Returns `true` if this is a refusal by a row that the SDK cannot read. It then has no code.
+/// Returns `true` if this is a refusal by a row that the SDK cannot read. The error then has no code.
 fn is_unreadable(error: &SdkError<UpdateItemError>) -> bool {
     const CODE: &[u8] = b"ConditionalCheckFailedException";
     let SdkError::ServiceError(context) = error else { return false };

@@ -172,8 +172,9 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     /// A lane that has to [wait](Idempotency::wait) for an item in progress elsewhere does not count. Suppose that a crash has
     /// left ten records in progress, and ten others come in the same batch: the consumer asks for each of the ten once, and
     /// the others run meanwhile. At most as many lanes wait at once as run, so that thousands do not ask again and again; the
-    /// rest wait for one of these places without a request. A lane asks again only when it may run at once, so that its
-    /// handler has the whole lease. One that gets no place, or may not run before the deadline, is answered as in progress.
+    /// rest wait without a request until one of these lanes ends its wait. A lane asks again only when it may run at once, so
+    /// that its handler has the whole lease. A lane that cannot begin to ask again, or may not run before the deadline, is
+    /// answered as in progress.
     #[must_use]
     pub fn concurrency(mut self, lanes: usize) -> Self {
         self.concurrency = lanes.max(1);

@@ -50,7 +50,7 @@ impl Slot {
 }
 
 /// Lets another lane run during a pause. The lane asks again only when it may run at once, so that the handler begins with
-/// the whole lease. It keeps its place among those that wait until then.
+/// the whole lease. Until then, the lane counts among the waiting lanes.
 impl AroundPause for Slot {
     fn before(&self) -> BoxFuture<'_, ()> {
         self.running.give_back();

@@ -193,7 +193,7 @@ impl Waiting {
         self.left(waited).is_zero()
     }
 
-    /// Returns what is left of the budget.
+    /// Returns the rest of the budget.
     pub(crate) fn left(&self, waited: Duration) -> Duration {
         self.budget.saturating_sub(waited)
     }

@@ -1,11 +1,12 @@
 //! When a waiter asks for a contended key: it predicts its turn.
 //!
 //! A refused waiter takes a place in the row's queue. From then on, each refusal tells it how many waiters are ahead, since
-//! when the key is held, and how long holds take. So the next in line asks when the hold should end, and again until it
-//! does. The one behind it asks a moment later, in case the next in line is gone. The others sleep through the turns ahead.
+//! when the key is held, and how long holds take. So the next in line asks when the hold should end, and again until the hold
+//! ends. The waiter behind it asks a moment later, in case the next in line is gone. The other waiters sleep through the turns
+//! ahead.
 //!
-//! A semaphore has several holders. The waiters are dealt out to its permits, in the order in which these should come free.
-//! Each waiter then waits for its permit as for a lock that only every Nth waiter wants.
+//! A semaphore has several holders. The waiters are dealt out to its permits, in the order in which the permits should come
+//! free. Each waiter then waits for its permit as for a lock that only every Nth waiter wants.
 //!
 //! The prediction can fail: a hold takes much longer than the last ones, a clock is wrong, a waiter dies. Then the delays
 //! grow with the age of the hold, which is an exponential backoff.
@@ -25,31 +26,31 @@ const FIRST_DELAY: Duration = Duration::from_millis(25);
 const NEWCOMER_COURTESY: Duration = Duration::from_millis(20);
 /// The longest delay.
 pub(crate) const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// The shortest and the longest delay of a waiter that sleeps elsewhere. A handover between such waiters takes about the
-/// shortest: a sleep has whole seconds, and a process starts.
+/// The shortest and the longest delay of a waiter that sleeps elsewhere. A handover between two of these waiters takes about
+/// the shortest delay: a sleep has whole seconds, and a process starts.
 const SHORTEST_ELSEWHERE: Duration = Duration::from_secs(1);
 const LONGEST_ELSEWHERE: Duration = Duration::from_mins(15);
-/// How late such a waiter may be at most if it knows no holds, unless the hold takes much longer.
+/// How late a waiter that sleeps elsewhere may be at most if it knows no holds, unless the hold takes much longer.
 const LATE_ELSEWHERE: Duration = Duration::from_secs(30);
 /// How often a waiter is given a place: again after its row was deleted.
 const MAX_JOINS: u32 = 3;
-/// The longest delay after a conflict with a transaction, and after a join that failed. It doubles with each one: a conflict
-/// ends soon, throttling may not.
+/// The longest delay after a conflict with a transaction, and after a join that failed. The delay doubles with each of them: a
+/// conflict ends soon, throttling may not.
 const AGAIN: Duration = Duration::from_millis(5);
 /// How much earlier than the mean hold the next in line asks first, in deviations. Waiters farther back wake earlier by it,
 /// too: the deviations of the holds ahead add up as those of independent times do.
 const EARLY: f64 = 0.5;
 /// The time until the next in line asks again, in deviations.
 const STEP: f64 = 0.5;
-/// The time of a request that is certainly not a slow one.
+/// The time of a request that is certainly not slow.
 const QUICK: Duration = Duration::from_millis(4);
 /// The delay in ages of a hold whose end cannot be predicted.
 const GROWTH: f64 = 0.45;
 /// A part of a hold that is short beside it. A waiter who is alone asks once more before the lease ends while the hold is
-/// younger than that, and one that sleeps elsewhere asks as often if it knows no holds.
+/// younger than this part, and a waiter that sleeps elsewhere asks as often if it knows no holds.
 const SHORT: f64 = 0.05;
 
-/// When a hold that takes much longer than recent ones is expected to end, beside others.
+/// When a hold that takes much longer than recent holds is expected to end, beside other holds.
 const LATE: f64 = 1e12;
 
 /// A waiter's knowledge of the key.
@@ -60,20 +61,20 @@ pub(crate) struct KeyTurn {
     takes_place: bool,
     place: Option<u64>,
     joins: u32,
-    /// How many joins have failed since the last one that did not.
+    /// How many joins have failed since the last join that succeeded.
     failed_joins: u32,
     /// The shortest time of a request.
     pub(super) round_trip: Option<Duration>,
     seen: Option<Seen>,
 }
 
-/// What the last answer told.
+/// The state of the key in the last answer.
 #[derive(Clone, Debug)]
 struct Seen {
     at: Moment,
-    /// The key's last hold, or those of the permits that are held.
+    /// The key's last hold, or the holds of the permits that are held.
     holds: Vec<Hold>,
-    /// How many permits are free, or 1 for a key that is.
+    /// How many permits are free, or 1 for a key that is free.
     free: u64,
     waiters: u64,
     queue: Queue,
@@ -91,7 +92,7 @@ struct Hold {
     released: bool,
 }
 
-/// What a waiter takes along to its next attempt, in another process. Times are in milliseconds.
+/// The memory that a waiter takes along to its next attempt, in another process. Times are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(default))]
 pub(crate) struct Memory {
@@ -152,14 +153,13 @@ impl KeyTurn {
             let first = now.earlier(time(seen).min(now.wall));
             Hold { fence, first, other: None, since: None, until: 0, released: false }
         });
-        // An acquisition that follows this one began after it was seen.
+        // An acquisition that follows the remembered hold began after the hold was seen.
         let at = hold.as_ref().map_or(now, |hold| hold.first);
         let (holds, waiters) = (hold.into_iter().collect(), queue.waiters(now.millis()));
         let seen = Seen { at, holds, free: 0, waiters, queue };
         Self { place, joins, seen: Some(seen), ..Self::new(target) }
     }
 
-    /// Returns what to take along.
     pub(crate) fn memory(&self) -> Memory {
         let Some(seen) = &self.seen else { return Memory::default() };
         let (hold, time) = (seen.holds.first(), |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
@@ -176,8 +176,8 @@ impl KeyTurn {
         }
     }
 
-    /// Returns the delay before the next attempt of a waiter that sleeps elsewhere, where each attempt costs much: until it
-    /// is its turn, if all waiters ahead have theirs.
+    /// Returns the delay before the next attempt of a waiter that sleeps elsewhere, where each attempt costs much: until this
+    /// waiter's turn, if each waiter ahead has its own turn.
     pub(crate) fn delay_elsewhere(&self, now: Moment) -> Duration {
         let Some(seen) = &self.seen else { return SHORTEST_ELSEWHERE };
         let Awaited { hold, ahead } = self.awaited(seen, now);
@@ -246,8 +246,9 @@ impl KeyTurn {
 
     /// Takes note of a join that failed. Returns the delay before this waiter asks, and joins again if it is refused.
     ///
-    /// A join without an answer may have taken a place, which nobody fills then. It delays the waiters behind it as a waiter
-    /// that has died does: by the moment that the next in line is left alone, until one of them is served.
+    /// A join without an answer may have taken a place, which nobody fills then. The empty place delays the waiters behind it
+    /// as a waiter that has died does: by the moment that the next in line is left alone, until one of the waiters behind is
+    /// served.
     pub(crate) fn join_failed(&mut self, random: f64) -> Duration {
         self.failed_joins += 1;
         after_failures(self.failed_joins, random)
@@ -279,7 +280,7 @@ impl KeyTurn {
         if let ([hold], 1) = (&seen.holds[..], self.capacity) {
             return Awaited { hold: *hold, ahead };
         }
-        // One hold that takes much longer does not count, unless all do.
+        // A hold that takes much longer does not count, unless all holds do.
         let left = |hold: &Hold| {
             let (age, known) = (self.age(hold, now), seen.queue.hold_time.map(in_ms));
             let left_of_lease = count(hold.until) - ms(now.wall);
@@ -400,7 +401,7 @@ impl KeyTurn {
             };
         }
         if hold.released {
-            // The key is reserved for another, or held for its minimum hold, or this clock is behind the holder's.
+            // The key is reserved for another waiter, or held for its minimum hold, or this clock is behind the holder's.
             return left_of_lease + behind;
         }
         let age = self.age(&hold, now);
@@ -442,7 +443,7 @@ impl KeyTurn {
         (moment + turns - EARLY * ahead.sqrt() * deviation).max(2.0 * moment)
     }
 
-    /// Returns the age of the hold. The clock of its host may be wrong, so what this waiter has seen limits it.
+    /// Returns the age of the hold. The clock of its host may be wrong, so this waiter's own observations limit the age.
     fn age(&self, hold: &Hold, now: Moment) -> f64 {
         let at_least = ms(now.since(hold.first)) + self.round_trip() / 2.0;
         let at_most = hold.other.map_or(f64::MAX, |other| ms(now.since(other)));
@@ -453,9 +454,9 @@ impl KeyTurn {
     fn courtesy_time(&self) -> f64 {
         let courtesy = self.seen.as_ref().and_then(|seen| {
             let (mean, deviation) = seen.queue.hold_time.map(in_ms)?;
-            // The hold of now may be another one.
+            // The present hold may not be the hold that was seen.
             let age = self.age(&self.awaited(seen, seen.at).hold, seen.at);
-            // The longest delay of the next in line, which is behind a hold that is late.
+            // The longest delay of the next in line, which waits for a hold that is late.
             let late =
                 if is_late(age, mean, deviation) { (1.2 * GROWTH * age).min(ms(LONGEST_DELAY) / 5.0) } else { 0.0 };
             Some(late.max(STEP * deviation + 2.0 * self.moment()))
@@ -476,7 +477,7 @@ impl KeyTurn {
 }
 
 /// Returns by how much a request of this time took longer than the fastest one. The first requests of callers that connect,
-/// or that come all at once, are slow. Waiters would take them for a part of the hold, and sleep too long.
+/// or that come all at once, are slow. Waiters would take the excess for a part of the hold, and sleep too long.
 pub(crate) fn excess(round_trip: Duration, shortest: Option<Duration>) -> Duration {
     round_trip.saturating_sub(shortest.unwrap_or(QUICK))
 }
@@ -492,7 +493,7 @@ fn is_late(age: f64, mean: f64, deviation: f64) -> bool {
     age > 2.0 * mean + 4.0 * deviation
 }
 
-/// Returns the time from `age` until a hold of this age, if that is ahead.
+/// Returns the time from `age` to the age `later`, if `later` is ahead.
 fn until(later: f64, age: f64) -> Option<f64> {
     (later > age).then_some(later - age)
 }
@@ -501,7 +502,7 @@ fn in_ms(hold_time: HoldTime) -> (f64, f64) {
     (ms(hold_time.mean), ms(hold_time.deviation()))
 }
 
-/// Limits a delay to what a waiter that sleeps elsewhere sleeps.
+/// Limits a delay to the shortest and the longest sleep of a waiter that sleeps elsewhere.
 pub(crate) fn elsewhere(delay: Duration) -> Duration {
     delay.clamp(SHORTEST_ELSEWHERE, LONGEST_ELSEWHERE)
 }

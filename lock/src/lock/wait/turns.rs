@@ -1,8 +1,9 @@
 //! The turns of a waiter, with one key or with each of several.
 //!
-//! A waiter for several keys takes a place with each key that refuses it, and asks when the last of them should be free. It
-//! is then next in line with all of them, or others have passed it. But others may take the key that is free first, each
-//! time. So it reserves its keys: until the last of them should be free, other waiters leave them to it.
+//! A waiter for several keys takes a place with each key that refuses it, and asks when the last of them should be free. The
+//! waiter is then next in line with all of them, or other waiters have passed it. But other waiters may take the key that is
+//! free first, each time. So the waiter reserves its keys: until the last of them should be free, other waiters leave the keys
+//! to it.
 //!
 //! A reservation names all keys that have refused its waiter, or none: two waiters for the same keys cannot each have a part.
 //! It ends at its time, whatever becomes of its waiter.
@@ -15,7 +16,7 @@ use crate::holder::Holder;
 use crate::queue::{HoldTime, Queue, Reservation};
 use crate::row::{LeavesTo, Rank, Target};
 
-/// What a waiter knows of its keys.
+/// A waiter's knowledge of its keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Turns {
     /// In the order of the keys.
@@ -27,7 +28,7 @@ pub(crate) struct Turns {
     /// How many attempts have conflicted with transactions since the last answer that told something.
     conflicts: u32,
     reserved: Option<Reserved>,
-    /// This waiter has not reserved since its last attempt, or tried to.
+    /// This waiter has neither reserved nor tried to since its last attempt.
     may_reserve: bool,
     /// A waiter that sleeps elsewhere does not reserve.
     reserves: bool,
@@ -85,7 +86,7 @@ impl Turns {
         this
     }
 
-    /// Returns what a waiter takes along to its next attempt, in the order of the keys.
+    /// Returns the memories that a waiter takes along to its next attempt, in the order of the keys.
     pub(crate) fn memories(&self) -> impl Iterator<Item = Memory> {
         self.each.iter().map(KeyTurn::memory)
     }
@@ -134,14 +135,14 @@ impl Turns {
         self.each[index].join_failed(random)
     }
 
-    /// Takes note of an attempt that conflicted with a transaction. Returns the delay before the next one. It is shorter than
-    /// that of plain backoff, because this may be the waiter's turn.
+    /// Takes note of an attempt that conflicted with a transaction. Returns the delay before the next one. The delay is shorter
+    /// than with plain backoff, because this may be the waiter's turn.
     pub(crate) fn conflicted(&mut self, random: f64) -> Duration {
         self.conflicts += 1;
         after_failures(self.conflicts, random)
     }
 
-    /// Takes note of a reservation for this time, or of one that failed.
+    /// Takes note of a reservation for this time, or of a reservation that failed.
     pub(crate) fn reserved(&mut self, is_reserved: bool, time: Duration, sent: Moment, answered: Moment) {
         let (until, again) =
             (if is_reserved { time } else { Duration::ZERO }, if is_reserved { 2 * time } else { time });
@@ -220,8 +221,8 @@ impl Turns {
         })
     }
 
-    /// Reserves the keys that are known, if others could take one before all are free. A key whose holds are short is reserved
-    /// only for about the last one.
+    /// Reserves the keys that are known, if other waiters could take a key before all keys are free. A key whose holds are
+    /// short is reserved only for about the last hold.
     fn reservation(&self, now: Moment) -> Option<Step> {
         let keys: Vec<_> = (0..self.each.len()).filter(|index| self.each[*index].is_known()).collect();
         let is_soon = self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.again);
