@@ -13,8 +13,6 @@ pub use error::HandlerError;
 #[cfg(feature = "lambda")]
 pub(crate) use execution::NextStep;
 pub use format::RecordFormat;
-#[cfg(feature = "streams")]
-pub(crate) use format::keeps_digits;
 #[cfg(feature = "http")]
 pub(crate) use format::{hex, is_missing};
 pub use policy::{OnError, OnMissingKey, OnUnfinished, OnUnstorableResult, StoredError};

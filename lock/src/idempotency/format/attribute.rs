@@ -109,7 +109,7 @@ fn number(digits: &str) -> Result<Value, String> {
 
 /// Whether a number that was read from these digits has them all. A fraction becomes the nearest float, as with every reader
 /// of JSON. An integer may be an identifier and is not rounded.
-pub(crate) fn keeps_digits(number: &impl Display, digits: &str) -> bool {
+fn keeps_digits(number: &impl Display, digits: &str) -> bool {
     let (shortest, exact) = (number.to_string(), format!("{number:.0}"));
     shortest == digits || exact == digits || is_fraction(digits) && !shortest.ends_with("inf")
 }

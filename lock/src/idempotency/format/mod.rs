@@ -8,8 +8,6 @@ mod record_format;
 #[cfg(test)]
 mod testing;
 
-#[cfg(feature = "streams")]
-pub(crate) use attribute::keeps_digits;
 pub(super) use finite::to_json;
 pub use record_format::RecordFormat;
 #[cfg(feature = "http")]

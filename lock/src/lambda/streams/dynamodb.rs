@@ -1,16 +1,18 @@
 //! `DynamoDbRecord`: one record of a DynamoDB stream, as its handler sees it.
 
+use std::any::{Any, type_name};
 use std::collections::BTreeMap;
 use std::fmt;
 
 use aws_lambda_events::dynamodb::{Event as DynamoDbEvent, EventRecord};
 use aws_lambda_events::streams::{DynamoDbBatchItemFailure, DynamoDbEventResponse};
 use serde::de::DeserializeOwned;
+use serde_dynamo::{AttributeValue, Deserializer, Item};
 use serde_json::{Map, Value};
 
 use super::super::handler_input::PlainInput;
-use super::image;
 use super::source::{StreamRecord, event_key};
+use crate::text::printable;
 
 /// One record of a DynamoDB stream: a change of an item.
 ///
@@ -28,9 +30,9 @@ use super::source::{StreamRecord, event_key};
 /// `NEW_AND_OLD_IMAGES`.
 ///
 /// For a `DynamoDbRecord<serde_dynamo::Item>`, the images are the items as they are, with every type and every digit. For any
-/// other type, the consumer reads both images by serde, also one that the handler does not look at: a record with an image
-/// that cannot be read is not done, and blocks its shard. The error in the log names the attribute. The guide has [a table of
-/// which type reads what](crate::docs::reference::streams#the-type-of-an-image).
+/// other type, the consumer reads both images by `serde_dynamo`, also one that the handler does not look at: a record with an
+/// image that cannot be read is not done, and blocks its shard. The error in the log names the attribute. The guide has [a
+/// table of which type reads what](crate::docs::reference::streams#the-type-of-an-image).
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct DynamoDbRecord<B> {
@@ -54,7 +56,7 @@ impl<B> DynamoDbRecord<B> {
     }
 
     /// Returns the key attributes of the item. Records with the same keys are in order.
-    pub fn keys(&self) -> &serde_dynamo::Item {
+    pub fn keys(&self) -> &Item {
         &self.record.change.keys
     }
 
@@ -70,9 +72,30 @@ impl<B> DynamoDbRecord<B> {
     }
 }
 
-/// Reads an image. An absent image has no attributes, and a present one has at least its keys.
-fn read_image<B: DeserializeOwned + 'static>(which: &str, image: serde_dynamo::Item) -> Result<Option<B>, String> {
-    if image.is_empty() { Ok(None) } else { image::read(which, image).map(Some) }
+/// Reads an image: as it is for an [`Item`], and by `serde_dynamo` for any other type. An absent image has no attributes, and
+/// a present one has at least its keys.
+fn read_image<B: DeserializeOwned + 'static>(which: &str, image: Item) -> Result<Option<B>, String> {
+    if image.is_empty() {
+        return Ok(None);
+    }
+    let mut image = Some(image);
+    // `Item` reads JSON in which each value has its type. A deserializer does not know for whom it reads.
+    if let Some(same) = (&mut image as &mut dyn Any).downcast_mut::<Option<B>>() {
+        return Ok(same.take());
+    }
+    let attributes = AttributeValue::M(image.unwrap_or_default().into_inner());
+    let read = serde_path_to_error::deserialize(Deserializer::from_attribute_value(attributes));
+    read.map(Some).map_err(|error| {
+        // No other message of `serde` is certain to hide the value, which would be in the log.
+        let missing = Some(error.inner().to_string()).filter(|why| why.starts_with("missing field"));
+        let missing = missing.map(|why| format!(" ({why})")).unwrap_or_default();
+        let (wanted, path) = (type_name::<B>(), error.path().to_string());
+        let whole = if path == "." { "the item as a whole".to_owned() } else { format!("the attribute `{}`", printable(&path)) };
+        format!(
+            "the {which} image cannot be read as {wanted}, because {whole} does not fit{missing}: give the handler a type \
+             that reads every image, such as `serde_dynamo::Item`"
+        )
+    })
 }
 
 impl<B> PlainInput for DynamoDbRecord<B> {}

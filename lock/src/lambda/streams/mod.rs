@@ -2,7 +2,6 @@
 
 mod consumer;
 mod dynamodb;
-mod image;
 mod kinesis;
 mod source;
 
