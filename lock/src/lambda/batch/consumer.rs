@@ -197,9 +197,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     /// than twice the clock skew, at most 366 days.
     ///
     /// Choose a window longer than the source keeps its items, because Lambda delivers an item again for as long as the
-    /// source has it. A queue keeps a message for 14 days at most. A DynamoDB stream keeps a record for 24 hours, a Kinesis
-    /// stream for 24 hours by default and for 365 days at most, a topic of Kafka for a week by default. [Choosing
-    /// times](crate::docs::reference::times#window) recommends windows.
+    /// source has it. [Where duplicates come from](crate::docs::learn::duplicates) has the windows.
     ///
     /// The table has a row for each item of the window. With [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), an
     /// unfinished item is refused for as long.
