@@ -163,7 +163,7 @@ impl Held {
         let sequence = self.continuation.next_sequence();
         let number = self.continuation.release_number(&self.acquisition, now);
         let release = Release { number, sequence, now, hold_until, hold: None, data: None, coalesces: true };
-        Operation(What::Release(Releasing::new(&self.acquisition, self.acquisition.numbers.own, release), self))
+        Operation(What::Release(Releasing::all(&self.acquisition, release), self))
     }
 
     /// Begins a renewal.

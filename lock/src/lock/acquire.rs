@@ -95,8 +95,8 @@ impl Locks {
     /// them or their leases end.
     ///
     /// An acquire that ends without the lock [withdraws](Acquire#withdrawal). One `UpdateItem` makes the row of the
-    /// first key refuse the late request, which is enough to refuse the whole transaction. If that row shows that an attempt
-    /// had taken the keys, a transaction frees them. More requests follow while another client changes the rows.
+    /// first key refuse the late request, which is enough to refuse the whole transaction. Then a transaction frees the keys
+    /// that the attempts have taken. More requests follow while another client changes the rows.
     pub fn acquire_all(&self, keys: impl IntoIterator<Item = impl Into<String>>) -> Acquire {
         self.acquire_target(Target::several(keys.into_iter().map(Into::into).collect()))
     }

@@ -381,7 +381,8 @@ impl<'a> Asking<'a> {
 
     /// What the attempts have taken was in vain, and is withdrawn.
     fn anew(&mut self, asks_at_once: bool, now: Moment) -> Step {
-        if asks_at_once && !self.is_once && self.acquire.waits() && self.acquire.lease_from(now).is_ok() {
+        let may_ask = !self.is_once && !self.is_last && self.acquire.waits();
+        if asks_at_once && may_ask && self.acquire.lease_from(now).is_ok() {
             self.is_last = !self.delays.count(now.since(self.started));
             return self.ask(now);
         }

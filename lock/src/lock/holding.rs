@@ -32,7 +32,7 @@ pub(super) struct Holding {
     pub(super) held_since: Option<Duration>,
     /// How long the holds before this one took.
     pub(super) hold_time: Option<HoldTime>,
-    /// How much longer that request took than other ones.
+    /// How much longer that request took than other requests.
     pub(super) excess: Duration,
     pub(super) state: Mutex<State>,
     /// Notified of every change of the state.
@@ -186,8 +186,7 @@ impl Holding {
         let hold = Hold { since, before: self.hold_time, is_before_known: true };
         let number = self.release_number();
         let release = Release { number, sequence, now, hold_until, hold: Some(hold), data, coalesces };
-        let releasing = Releasing::new(&self.acquisition, self.acquisition.numbers.own, release);
-        let answer = match table.run(releasing, || now).await {
+        let answer = match table.run(Releasing::all(&self.acquisition, release), || now).await {
             // Nothing replaces what is held before the lease has ended, so the release was applied.
             Ok(Released::NoTrace) if !lease.deadline.has_passed(self.now()) => Ok(Released::NoTrace),
             Ok(Released::NoTrace) => Err(self.error(Cause::Lost(None))),

@@ -69,9 +69,11 @@ mod write;
 pub(crate) use acquisition::Acquisition;
 pub(crate) use claim::{Claim, Claimed, Grant, LeavesTo, Rank};
 pub(crate) use coalesce::Coalescing;
+#[cfg(feature = "model")]
 pub(crate) use free::Freeing;
 pub(crate) use join::Joined;
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
+#[cfg(feature = "model")]
 pub(crate) use operation::Operation;
 pub(crate) use owner::owner_of;
 pub(crate) use place::{Hold, Release};

@@ -39,11 +39,16 @@ pub(crate) struct Releasing<'a> {
 }
 
 impl<'a> Releasing<'a> {
-    /// Begins the release of all keys that the owner has taken with the number `own`.
-    pub(crate) fn new(acquisition: &Acquisition, own: u64, release: Release<'a>) -> Self {
+    /// Of all keys of a lock.
+    pub(crate) fn all(acquisition: &Acquisition, release: Release<'a>) -> Self {
+        Self::new(acquisition, acquisition.target.keys().to_vec(), acquisition.numbers.own, release)
+    }
+
+    /// Of these keys, which the owner has taken with the number `own`.
+    pub(super) fn new(acquisition: &Acquisition, keys: Vec<String>, own: u64, release: Release<'a>) -> Self {
         Self {
             acquisition: acquisition.clone(),
-            keys: acquisition.target.keys().to_vec(),
+            keys,
             own,
             release,
             others: Vec::new(),

@@ -1,6 +1,7 @@
 //! The withdrawal of an acquire that has ended without the lock.
 
 use super::acquisition::Acquisition;
+use super::names::STATUS;
 use super::operation::{Operation, TRIES};
 use super::release::Releasing;
 use super::table::{Item, Table};
@@ -45,8 +46,13 @@ impl Withdrawing {
 
     fn given_up(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<Option<()>, Error> {
         self.tries += 1;
+        let mut had_row = true;
         let (row, is_withdrawn) = match answer {
-            Answer::Applied(before) => (Holder::read(before, now).ok(), true),
+            Answer::Applied(before) => {
+                // Some endpoints return the key of a row that is new.
+                had_row = before.contains_key(STATUS);
+                (Holder::read(before, now).ok(), true)
+            }
             Answer::Refused(refused) => {
                 let row = refused.into_row(table, now)?;
                 let is_withdrawn = row.as_ref().is_some_and(|row| self.acquisition.is_refused_by(row, self.last));
@@ -61,11 +67,29 @@ impl Withdrawing {
         if !is_withdrawn {
             return Err(self.acquisition.error(Cause::Conflict, table));
         }
-        let own = self.acquisition.taken_with(row.as_ref(), self.last).filter(|_| !self.keeps);
+        let own = self.acquisition.taken_with(row.as_ref(), self.last);
+        // This owner may have lost the first key alone, for example because an operator has freed it.
+        let of_set = self.acquisition.target.transact().filter(|_| had_row).map(|_| self.last);
+        let own = own.or(of_set).filter(|_| !self.keeps);
         let Some(own) = own else { return Ok(Some(())) };
-        // Each attempt takes all keys or none: the first key shows with which number.
-        self.phase = Phase::Freeing(Releasing::new(&self.acquisition, own, self.acquisition.end_of(now)));
+        self.free(self.acquisition.target.keys().to_vec(), own, now);
         Ok(None)
+    }
+
+    fn free(&mut self, keys: Vec<String>, own: u64, now: Moment) {
+        self.phase = Phase::Freeing(Releasing::new(&self.acquisition, keys, own, self.acquisition.end_of(now)));
+    }
+
+    /// Frees the keys that an earlier attempt has taken, with its number. Returns `None` if there are any.
+    fn freed(&mut self, others: Vec<(String, Option<Holder>)>, now: Moment) -> Option<()> {
+        let earlier = |row: &Option<Holder>| self.acquisition.taken_with(row.as_ref(), self.last);
+        let number = others.iter().find_map(|(_, row)| earlier(row)).filter(|_| self.tries < TRIES);
+        let Some(number) = number else { return Some(()) };
+        let others = others.into_iter().filter(|(_, row)| earlier(row) == Some(number));
+        let keys = others.map(|(key, _)| key).collect();
+        self.tries += 1;
+        self.free(keys, number, now);
+        None
     }
 }
 
@@ -92,7 +116,7 @@ impl Operation for Withdrawing {
             Phase::GivingUp => self.given_up(table, answer, now),
             Phase::Freeing(mut releasing) => {
                 if releasing.take_note(table, answer) {
-                    return releasing.others().map(|_| Some(()));
+                    return Ok(self.freed(releasing.others()?, now));
                 }
                 self.phase = Phase::Freeing(releasing);
                 Ok(None)

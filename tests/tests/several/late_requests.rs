@@ -49,8 +49,10 @@ async fn a_late_duplicate_is_refused_by_its_fence_alone() {
 
 #[tokio::test]
 async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
-    // The acquire leaves its number with the first key. If that has no row, it needs another request, which writes one.
-    for (key, withdrawal) in KEYS.into_iter().zip([1, 2]) {
+    const WITHDRAWAL: u64 = 2;
+    // The acquire leaves its number with the first key, and releases what it has of all. If the first key has no row, the acquire
+    // has none of them, but it needs another request, which writes that row.
+    for key in KEYS {
         let world = World::new().await;
         let holder = world.default_locks().acquire(key).await.unwrap();
         // The clock is ahead: the release below seems to be earlier than the request.
@@ -58,12 +60,12 @@ async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
         let host = world.host().clock_ahead(ms(900)).intercept(late.clone()).build();
         let locks = world.locks_with_quick_retries(&host).build().unwrap();
         assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
-        assert_eq!(host.requests(), 2 + withdrawal);
+        assert_eq!(host.requests(), 2 + WITHDRAWAL);
         holder.release().await.unwrap();
 
         assert!(!late.deliver(&world).await, "{key}");
         locks.flush(Duration::from_mins(1)).await.unwrap();
-        assert_eq!(host.requests(), 2 + withdrawal);
+        assert_eq!(host.requests(), 2 + WITHDRAWAL);
         assert_free(&world).await;
     }
 }

@@ -279,7 +279,11 @@ async fn an_image_that_does_not_fit_is_not_done_and_the_log_names_the_attribute_
             json!({ "orders": { "L": [{ "M": {} }] } }),
             "the attribute `orders[0]` does not fit (missing field `quantity`): ",
         ),
-        ("no orders", json!({ "id": { "S": "secret" } }), "the item as a whole does not fit (missing field `orders`): "),
+        (
+            "no orders",
+            json!({ "id": { "S": "secret" } }),
+            "the item as a whole does not fit (missing field `orders`): ",
+        ),
     ] {
         assert_not_done::<Shipment>(number, &image, &format!("{shipment}{why}")).await;
     }

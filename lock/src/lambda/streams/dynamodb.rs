@@ -87,8 +87,9 @@ fn read_image<B: DeserializeOwned + 'static>(which: &str, image: Item) -> Result
     let read = serde_path_to_error::deserialize(Deserializer::from_attribute_value(attributes));
     read.map(Some).map_err(|error| {
         // No other message of `serde` is certain to hide the value, which would be in the log.
-        let missing = Some(error.inner().to_string()).filter(|why| why.starts_with("missing field"));
-        let missing = missing.map(|why| format!(" ({why})")).unwrap_or_default();
+        let why = error.inner().to_string();
+        let missing = why.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`'));
+        let missing = missing.map(|name| format!(" (missing field `{}`)", printable(name))).unwrap_or_default();
         let (wanted, path) = (type_name::<B>(), error.path().to_string());
         let whole = if path == "." { "the item as a whole".to_owned() } else { format!("the attribute `{}`", printable(&path)) };
         format!(
