@@ -1,6 +1,5 @@
 //! `KafkaConsumer`: each record of a batch runs once, and those of a key run in order.
 
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::Host;
@@ -12,7 +11,7 @@ use lambda_lock_tests::invocation::{invocation, invocation_with, keep_log, logge
 use lambda_lock_tests::till::{Declined, Payment, Till};
 use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 const CLUSTER: &str = "arn:aws:kafka:eu-west-1:123456789012:cluster/shop/0f3c9b5e-6a8d-4c2f-9a51-7d1f64c2b1aa-2";
@@ -158,30 +157,6 @@ async fn the_lowest_offset_is_named_in_any_order_of_the_records() {
 }
 
 #[tokio::test]
-async fn records_that_are_done_behind_a_failure_do_not_run_again() {
-    let (world, host, consumer, till) = environment().await;
-    let batch = records([(Some("a"), "Done"), (Some("b"), "Declined"), (Some("c"), "Done")]);
-    assert_eq!(deliver(&consumer, &till, &host, batch).await, failed([("payments-0", 2)]));
-    // Lambda delivers again from the second record, with what has arrived since.
-    let elsewhere = world.host().build();
-    let consumer = KafkaConsumer::by_offset(world.locks(&elsewhere).build().unwrap());
-    let again = [(2, "b"), (3, "c"), (4, "d")].map(|(offset, key)| record(FIRST, offset, Some(key), "Done"));
-    assert!(deliver(&consumer, &till, &elsewhere, event(again)).await.is_empty());
-    let mut ran = till.ran().split_off(3);
-    ran.sort();
-    assert_eq!(ran, ["2", "4"]);
-    assert_eq!(elsewhere.requests(), 2 * 2 + 1);
-}
-
-#[tokio::test]
-async fn an_empty_batch_sends_nothing() {
-    let (_world, host, consumer, till) = environment().await;
-    assert!(deliver(&consumer, &till, &host, event([])).await.is_empty());
-    assert!(deliver(&consumer, &till, &host, KafkaEvent::default()).await.is_empty());
-    assert_eq!(host.requests(), 0);
-}
-
-#[tokio::test]
 async fn a_lane_is_a_key_in_a_partition() {
     let (_world, host, consumer, till) = environment().await;
     let batch = event([
@@ -210,31 +185,14 @@ async fn records_without_a_key_are_a_lane_of_their_partition() {
 }
 
 #[tokio::test]
-async fn the_records_of_a_lane_run_in_order() {
-    let (_world, host, consumer, _) = environment().await;
-    let log = Arc::new(Mutex::new(Vec::new()));
-    let handler = service_fn({
-        let log = Arc::clone(&log);
-        move |record: KafkaRecord<Payment>| {
-            let log = Arc::clone(&log);
-            async move {
-                log.lock().unwrap().push(format!("{} begins", record.offset));
-                tokio::task::yield_now().await;
-                log.lock().unwrap().push(format!("{} ends", record.offset));
-                Ok::<_, Declined>(())
-            }
-        }
-    });
-    let batch = records([(None, "Done"), (None, "Done")]);
-    assert!(named(answer(&consumer, handler, invocation(&host, batch)).await).is_empty());
-    assert_eq!(*log.lock().unwrap(), ["1 begins", "1 ends", "2 begins", "2 ends"]);
-}
-
-#[tokio::test]
 async fn by_offset_has_cluster_partition_offset_and_timestamp_in_its_key() {
     let (world, host, consumer, till) = environment().await;
     assert!(deliver(&consumer, &till, &host, records([(None, "Done")])).await.is_empty());
-    assert_eq!(world.row(&row_of(1)).await.unwrap()["status"].as_s().unwrap(), "COMPLETED");
+    let row = world.row(&row_of(1)).await.unwrap();
+    assert_eq!(row["status"].as_s().unwrap(), "COMPLETED");
+    let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
+    let window = of("expiration") - of("acquired_at") / 1000;
+    assert!((8 * 86_400..8 * 86_400 + 10).contains(&window), "{window}");
 }
 
 #[tokio::test]
@@ -279,16 +237,6 @@ async fn a_record_without_a_topic_does_not_run() {
     let batch = serde_json::from_value(batch).unwrap();
     assert_eq!(deliver(&consumer, &till, &host, batch).await, failed([("payments-0", 1)]));
     assert!(till.ran().is_empty());
-}
-
-#[tokio::test]
-async fn a_key_from_the_value_makes_a_record_that_was_written_twice_a_duplicate() {
-    let (world, host, _, till) = environment().await;
-    let id = |record: &KafkaRecord<Payment>| Some(record.body.id.clone());
-    let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, id);
-    let twice = event([1, 2].map(|offset| record_with_value(FIRST, offset, None, Some(r#"{"id": "17"}"#))));
-    assert!(deliver(&KafkaConsumer::new(once), &till, &host, twice).await.is_empty());
-    assert_eq!(till.ran(), ["1"]);
 }
 
 #[tokio::test]
@@ -388,30 +336,6 @@ async fn the_debug_output_has_no_key_and_no_value() {
         Ok(())
     });
     assert!(named(answer(&consumer, handler, invocation(&host, batch)).await).is_empty());
-}
-
-#[tokio::test]
-async fn by_offset_waits_for_a_record_in_progress_elsewhere() {
-    let (world, host, consumer, till) = environment().await;
-    let other = world.default_locks().acquire(row_of(1)).lease(Duration::from_secs(30)).await.unwrap();
-    let (again, ()) = tokio::join!(deliver(&consumer, &till, &host, records([(None, "Done")])), async {
-        while host.requests() < 1 {
-            sleep(Duration::from_millis(1)).await;
-        }
-        other.release().await.unwrap();
-    });
-    assert!(again.is_empty());
-    assert_eq!(till.ran(), ["1"]);
-}
-
-#[tokio::test]
-async fn the_window_is_eight_days() {
-    let (world, host, consumer, till) = environment().await;
-    deliver(&consumer, &till, &host, records([(None, "Done")])).await;
-    let row = world.row(&row_of(1)).await.unwrap();
-    let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
-    let window = of("expiration") - of("acquired_at") / 1000;
-    assert!((8 * 86_400..8 * 86_400 + 10).contains(&window), "{window}");
 }
 
 #[tokio::test]

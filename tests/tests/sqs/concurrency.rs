@@ -9,7 +9,7 @@ use serde_json::json;
 use tower::service_fn;
 
 use crate::{
-    Consumer, Declined, Payment, batch, by_payment, deliver, environment, failures, message, message_with_body, ordered,
+    Consumer, Declined, Payment, batch, by_payment, deliver, environment, failures, message, message_with_body,
 };
 
 async fn assert_most_at_once(most: u32, concurrency: impl Fn(Consumer) -> Consumer, messages: Vec<SqsRecord>) {
@@ -31,12 +31,6 @@ async fn concurrency_limits_messages_to_ten_by_default_and_to_one_at_least() {
     assert_most_at_once(1, |consumer| consumer.concurrency(1), messages(3)).await;
     assert_most_at_once(1, |consumer| consumer.concurrency(0), messages(3)).await;
     assert_most_at_once(30, |consumer| consumer.concurrency(usize::MAX), messages(30)).await;
-}
-
-#[tokio::test]
-async fn concurrency_limits_the_groups_of_a_fifo_queue() {
-    let messages = (0..8).map(|id| ordered(&id.to_string(), &(id / 2).to_string(), "Done")).collect();
-    assert_most_at_once(3, |consumer| consumer.concurrency(3), messages).await;
 }
 
 #[tokio::test]

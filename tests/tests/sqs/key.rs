@@ -1,7 +1,6 @@
 //! The key of a message, and the window.
 
 use std::future::ready;
-use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
 use lambda_lock::idempotency::OnMissingKey;
@@ -14,8 +13,8 @@ use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{
-    Consumer, Declined, FIFO_QUEUE, Payment, Till, batch, by_payment, deliver, environment, failures, message,
-    message_with_body, ordered, row_of, with_attributes,
+    Consumer, Declined, FIFO_QUEUE, Payment, Till, batch, deliver, environment, failures, message_with_body, ordered,
+    row_of, with_attributes,
 };
 
 #[tokio::test]
@@ -38,18 +37,6 @@ async fn by_deduplication_id_treats_a_resent_message_as_a_duplicate() {
     let failed = deliver(&consumer, &till, &host, [deduplicated("2"), ordered("3", "other group", "Done")]).await;
     assert_eq!(failed, ["3"]);
     assert_eq!(till.ran(), ["1"]);
-}
-
-#[tokio::test]
-async fn a_key_from_the_body_makes_a_resent_payment_a_duplicate() {
-    let (world, host, _, till) = environment().await;
-    let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
-    let body = json!({ "id": "17" }).to_string();
-    for id in ["1", "2"] {
-        assert!(deliver(&consumer, &till, &host, [message_with_body(id, &body)]).await.is_empty());
-    }
-    assert_eq!(till.ran(), ["1"]);
-    assert!(world.row(&row_of("17")).await.is_some());
 }
 
 #[tokio::test]
@@ -114,35 +101,6 @@ async fn the_array_of_a_pipe_is_put_back_into_an_event() {
 }
 
 #[tokio::test]
-async fn a_message_without_a_key_goes_back_or_runs_unprotected() {
-    let (world, host, _, till) = environment().await;
-    let locks = world.locks(&host).build().unwrap();
-    let keyed = |on_missing_key| {
-        let key = |message: &SqsMessage<Payment>| Some(message.body.id.clone()).filter(|id| id != "none");
-        SqsConsumer::new(Idempotency::new(locks.clone(), on_missing_key, key))
-    };
-    let keyless = |id| message_with_body(id, &json!({ "id": "none" }).to_string());
-    let messages = || [keyless("1"), message("2", "Done"), keyless("3")];
-    assert_eq!(deliver(&keyed(OnMissingKey::Reject), &till, &host, messages()).await, ["1", "3"]);
-    assert_eq!(till.ran(), ["2"]);
-    assert!(deliver(&keyed(OnMissingKey::RunUnprotected), &till, &host, messages()).await.is_empty());
-    assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
-    assert_eq!(host.requests(), 3);
-}
-
-#[tokio::test]
-async fn a_message_with_a_used_key_and_different_fields_goes_back() {
-    let (world, host, _, till) = environment().await;
-    let once = by_payment(&world.locks(&host).build().unwrap()).validate(|message| message.body.amount);
-    let consumer = SqsConsumer::new(once);
-    let paying = |id, amount| message_with_body(id, &json!({ "id": "17", "amount": amount }).to_string());
-    assert!(deliver(&consumer, &till, &host, [paying("1", 5)]).await.is_empty());
-    let messages = [paying("2", 6), paying("3", 5), message("4", "Done")];
-    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["2"]);
-    assert_eq!(till.ran_in_any_order(), ["1", "4"]);
-}
-
-#[tokio::test]
 async fn a_deduplication_id_belongs_to_one_group_of_one_queue() {
     let world = World::new().await;
     let host = world.host().build();
@@ -195,31 +153,12 @@ async fn every_consumer_remembers_a_message_for_longer_than_a_queue_keeps_it() {
     const DAYS: u64 = 15;
     let (world, host, by_message_id, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let parse = |text: &str| serde_json::from_str(text);
-    let consumers = [
-        (by_message_id, "1"),
-        (SqsConsumer::by_deduplication_id(locks.clone()), "group#deduplicated"),
-        (SqsConsumer::new(by_payment(&locks)), "payment 3"),
-        (SqsConsumer::with_parser(by_payment(&locks), parse), "payment 4"),
-    ];
+    let consumers = [(by_message_id, "1"), (SqsConsumer::by_deduplication_id(locks), "group#deduplicated")];
     for (number, (consumer, key)) in (1..).zip(consumers) {
         let message = ordered(&number.to_string(), "group", "Done");
         let message = with_attributes(message, [("MessageDeduplicationId", "deduplicated")]);
         assert!(deliver(&consumer, &till, &host, [message]).await.is_empty());
         let window = window_of(&world.row(&format!("orders#{FIFO_QUEUE}#{key}")).await.unwrap());
         assert!((DAYS * 86_400..DAYS * 86_400 + 10).contains(&window), "{key}: {window}");
-    }
-}
-
-#[tokio::test]
-async fn a_window_of_the_settings_or_of_the_consumer_replaces_the_default() {
-    let (world, host, consumer, till) = environment().await;
-    let ten_minutes = Duration::from_mins(10);
-    let once = by_payment(&world.locks(&host).build().unwrap()).window(ten_minutes);
-    let consumers = [(consumer.window(ten_minutes), "1"), (SqsConsumer::new(once), "payment 2")];
-    for (number, (consumer, key)) in (1..).zip(consumers) {
-        assert!(deliver(&consumer, &till, &host, [message(&number.to_string(), "Done")]).await.is_empty());
-        let window = window_of(&world.row(&row_of(key)).await.unwrap());
-        assert!((600..610).contains(&window), "{key}: {window}");
     }
 }

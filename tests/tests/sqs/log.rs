@@ -15,32 +15,6 @@ use crate::{
 };
 
 #[tokio::test]
-async fn the_log_shows_the_id_of_a_failed_message_and_not_its_body() {
-    keep_log();
-    let (world, host, _, till) = environment().await;
-    let consumer = SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
-    let id = |what: &str| format!("{what} of {}", world.table);
-    let secret = format!("secret-of-{}", world.table);
-    let body = |then: &str| json!({ "id": secret, "then": then }).to_string();
-    let messages = [
-        message_with_body(&id("unreadable"), &format!("{{\"id\": \"{secret}")),
-        message_with_body(&id("mistyped"), &json!({ "id": "1", "amount": secret }).to_string()),
-        message_with_body(&id("unknown"), &json!({ "id": "1", "then": secret }).to_string()),
-        message_with_body(&id("declined"), &body("Declined")),
-        message_with_body(&id("panicking"), &body("Panic")),
-        message_with_body(&id("done"), &body("Done")),
-    ];
-    assert_eq!(deliver(&consumer, &till, &host, messages).await.len(), 5);
-    for what in ["unreadable", "mistyped", "unknown", "declined", "panicking"] {
-        let lines: Vec<_> =
-            logged(&id(what)).into_iter().filter(|line| line.contains("message returned to the queue")).collect();
-        assert!(lines.len() == 1 && lines[0].contains("ERROR"), "{lines:?}");
-    }
-    assert!(logged(&id("declined")).iter().any(|line| line.contains("by the bank")));
-    assert_eq!(logged(&secret), Vec::<String>::new());
-}
-
-#[tokio::test]
 async fn the_log_of_a_failed_message_says_key_queue_and_whether_it_comes_again() {
     keep_log();
     let (world, host, _, till) = environment().await;
@@ -64,22 +38,6 @@ async fn the_log_of_a_failed_message_says_key_queue_and_whether_it_comes_again()
             assert!(line.contains(part), "`{part}` is not in {line}");
         }
     }
-}
-
-#[tokio::test]
-async fn a_message_in_progress_elsewhere_is_logged_once_at_info() {
-    keep_log();
-    let (world, host, consumer, till) = environment().await;
-    let id = format!("in progress of {}", world.table);
-    let _other = work_elsewhere(&world, &id, Duration::from_secs(30)).await;
-    let body = json!({ "id": "1" }).to_string();
-    let message = with_attributes(message_with_body(&id, &body), [("ApproximateReceiveCount", "3")]);
-    assert_eq!(deliver(&consumer.max_receive_count(3), &till, &host, [message]).await.len(), 1);
-    let is_news = |line: &String| ["ERROR", "WARN", "INFO"].iter().any(|level| line.contains(level));
-    let lines: Vec<_> = logged(&id).into_iter().filter(is_news).collect();
-    let [line] = &lines[..] else { panic!("{lines:#?}") };
-    assert!(line.contains("INFO") && line.contains("message_id") && line.contains("is in progress: "), "{line}");
-    assert!(line.contains("dead_letter=true"), "{line}");
 }
 
 #[tokio::test]
@@ -175,4 +133,17 @@ async fn a_message_behind_a_failure_does_not_count_as_without_time() {
     let lines: Vec<_> = logged(&world.table).into_iter().filter(|line| line.contains("no time left")).collect();
     let [line] = &lines[..] else { panic!("{lines:#?}") };
     assert!(line.contains("count=2") && !line.contains(&id("behind")), "{line}");
+}
+
+#[tokio::test]
+async fn the_log_of_a_message_in_progress_elsewhere_says_whether_it_comes_again() {
+    keep_log();
+    let (world, host, consumer, till) = environment().await;
+    let id = format!("in progress of {}", world.table);
+    let _other = work_elsewhere(&world, &id, Duration::from_secs(30)).await;
+    let body = json!({ "id": "1" }).to_string();
+    let message = with_attributes(message_with_body(&id, &body), [("ApproximateReceiveCount", "3")]);
+    assert_eq!(deliver(&consumer.max_receive_count(3), &till, &host, [message]).await, [id.as_str()]);
+    let lines: Vec<_> = logged(&id).into_iter().filter(|line| line.contains("is in progress: ")).collect();
+    assert!(lines.iter().any(|line| line.contains("INFO") && line.contains("dead_letter=true")), "{lines:#?}");
 }

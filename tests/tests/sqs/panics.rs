@@ -1,14 +1,11 @@
 //! A panic in the caller's code fails one message.
 
 use std::future::{Ready, ready};
-use std::panic::AssertUnwindSafe;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::SqsConsumer;
 use lambda_lock::lambda::SqsMessage;
-use lambda_lock::{Idempotency, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation, invocation_with, keep_log, logged};
 use lambda_runtime::Diagnostic;
@@ -16,46 +13,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::{
-    Consumer, Declined, Payment, Then, batch, by_payment, deliver, environment, failures, message, message_with_body,
-    row_of,
-};
-
-#[tokio::test]
-async fn a_panic_in_the_parser_or_the_key_fails_one_message() {
-    let (world, host, _, till) = environment().await;
-    let locks = world.locks(&host).build().unwrap();
-    let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| {
-        assert!(message.body.id != "payment 2", "in the key");
-        Some(message.body.id.clone())
-    });
-    let once = once.validate(|message| {
-        assert!(message.body.id != "payment 3", "in the validation");
-        message.body.amount
-    });
-    let consumer: Consumer = SqsConsumer::with_parser(once, |text| {
-        assert!(text != "panic", "in the parser");
-        serde_json::from_str(text)
-    });
-    let messages = [message_with_body("1", "panic"), message("2", "Done"), message("3", "Done"), message("4", "Done")];
-    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1", "2", "3"]);
-    assert_eq!(till.ran(), ["4"]);
-}
-
-#[tokio::test]
-async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_message() {
-    let (world, host, _, _) = environment().await;
-    let locks = world.locks(&host).build().unwrap();
-    let once = by_payment(&locks).on_error(|Declined| panic!("in the policy"));
-    let consumer: Consumer = SqsConsumer::new(once);
-    let handler = service_fn(|message: SqsMessage<Payment>| match message.body.then {
-        Then::Panic => panic!("in the call"),
-        Then::Declined => ready(Err(Declined)),
-        _ => ready(Ok(())),
-    });
-    let messages = [message("1", "Panic"), message("2", "Declined"), message("3", "Done")];
-    assert_eq!(failures(&consumer, handler, invocation(&host, batch(messages))).await, ["1", "2"]);
-}
+use crate::{Declined, Payment, Then, batch, environment, message, message_with_body};
 
 /// An error whose conversion panics.
 #[derive(Debug)]
@@ -145,26 +103,6 @@ impl Service<SqsMessage<Payment>> for Clones {
 
     fn call(&mut self, _: SqsMessage<Payment>) -> Self::Future {
         ready(Ok(()))
-    }
-}
-
-#[tokio::test]
-async fn a_panic_in_the_clone_of_the_handler_keeps_the_messages_that_are_done() {
-    // The test does not depend on which clone is for which message.
-    for which in 1..=8 {
-        let (world, host, consumer, _) = environment().await;
-        let service = consumer.concurrency(1).layer(Clones(Counter::default(), which + 1));
-        let Ok(answer) =
-            AssertUnwindSafe(service.oneshot(invocation(&host, batch(["1", "2", "3"].map(|id| message(id, "Done"))))))
-                .catch_unwind()
-                .await
-        else {
-            panic!("the panic in clone {which} escaped");
-        };
-        for id in ["1", "2", "3"] {
-            let is_failure = answer.as_ref().unwrap().batch_item_failures.iter().any(|f| f.item_identifier == id);
-            assert_eq!(world.row(&row_of(id)).await.is_none(), is_failure, "{id}, clone {which}");
-        }
     }
 }
 

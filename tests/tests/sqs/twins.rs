@@ -4,7 +4,7 @@ use lambda_lock::idempotency::StoredError;
 use lambda_lock::{OnError, SqsConsumer};
 use serde_json::json;
 
-use crate::{by_payment, deliver, environment, message, message_with_body, ordered, with_attributes};
+use crate::{by_payment, deliver, environment, message, message_with_body, ordered};
 
 #[tokio::test]
 async fn messages_with_one_key_and_different_fields_are_no_twins() {
@@ -62,21 +62,6 @@ async fn each_twin_gets_the_stored_error_of_the_first() {
     let messages = [twin("1", "Declined"), twin("2", "Done"), message("3", "Done")];
     assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1", "2"]);
     assert_eq!(till.ran_in_any_order(), ["1", "3"]);
-}
-
-#[tokio::test]
-async fn twins_in_a_group_run_once_at_the_place_of_the_first() {
-    let (world, host, _, till) = environment().await;
-    let consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
-    let of = |id, deduplication, then| {
-        with_attributes(ordered(id, "group", then), [("MessageDeduplicationId", deduplication)])
-    };
-    let messages = [of("1", "x", "Done"), of("2", "y", "Done"), of("3", "x", "Done"), of("4", "z", "Done")];
-    assert!(deliver(&consumer, &till, &host, messages).await.is_empty());
-    assert_eq!(till.ran(), ["1", "2", "4"]);
-    let messages = [of("5", "v", "Declined"), of("6", "w", "Done"), of("7", "v", "Done")];
-    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["5", "6", "7"]);
-    assert_eq!(till.ran(), ["1", "2", "4", "5"]);
 }
 
 #[tokio::test]

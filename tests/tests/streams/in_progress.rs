@@ -4,41 +4,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use lambda_lock::WithRun;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
-use lambda_lock::{OnUnfinished, WithRun};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{invocation, invocation_with};
-use tokio::sync::Notify;
+use lambda_lock_tests::invocation::invocation;
 use tokio::time::sleep;
 use tower::service_fn;
 
 use crate::{
-    Declined, Payment, STREAM, Then, Till, again_from, batch, by_payment, deliver, deliver_in, environment, ms, record,
-    records, work_elsewhere,
+    Declined, Payment, Till, again_from, batch, deliver, deliver_in, environment, ms, record, records, work_elsewhere,
 };
-
-#[tokio::test]
-async fn by_event_id_waits_for_a_record_in_progress_elsewhere() {
-    let (world, host, consumer, till) = environment().await;
-    let other = work_elsewhere(&world, "1", Duration::from_secs(30)).await;
-    let (again, ()) = tokio::join!(deliver(&consumer, &till, &host, records([("a", "Done"), ("a", "Done")])), async {
-        while host.requests() < 1 {
-            sleep(ms(1)).await;
-        }
-        other.release().await.unwrap();
-    });
-    assert_eq!(again, None);
-    assert_eq!(till.ran(), ["1", "2"]);
-}
-
-#[tokio::test]
-async fn by_event_id_waits_no_longer_than_the_leases_of_its_batch() {
-    let (world, host, consumer, till) = environment().await;
-    let _other = work_elsewhere(&world, "1", Duration::from_mins(1)).await;
-    let event = invocation_with(&host, batch(records([("a", "Done"), ("a", "Done"), ("b", "Done")])), ms(1_500));
-    assert_eq!(deliver_in(&consumer.min_remaining_time(ms(100)), &till, event).await.as_deref(), Some("1"));
-    assert_eq!(till.ran(), ["3"]);
-}
 
 /// Ten records that a crash has left, in lanes of their own, before ten others.
 #[tokio::test(start_paused = true)]
@@ -139,66 +114,5 @@ async fn a_record_without_time_after_its_wait_does_not_start() {
     assert!(till.ran().is_empty());
     // Its record is free.
     assert_eq!(deliver_in(&consumer, &till, invocation(&host, one())).await, None);
-    assert_eq!(till.ran(), ["1"]);
-}
-
-#[tokio::test]
-async fn a_record_in_progress_elsewhere_stops_its_lane() {
-    let (world, host, _, till) = environment().await;
-    let at_once = by_payment(&world.locks(&host).build().unwrap()).wait(Duration::ZERO);
-    let consumer = StreamConsumer::new(at_once);
-    let other = world
-        .default_locks()
-        .acquire(format!("orders#{STREAM}#payment 2"))
-        .lease(Duration::from_secs(30))
-        .await
-        .unwrap();
-    let four = || records([("a", "Done"), ("a", "Done"), ("a", "Done"), ("b", "Done")]);
-    assert_eq!(deliver(&consumer, &till, &host, four()).await.as_deref(), Some("2"));
-    assert_eq!(till.ran_in_any_order(), ["1", "4"]);
-    assert_eq!(host.requests(), 2 + 1 + 2);
-    other.release().await.unwrap();
-    assert_eq!(deliver(&consumer, &till, &host, four().split_off(1)).await, None);
-    assert_eq!(till.ran()[2..], ["2", "3"]);
-}
-
-#[tokio::test]
-async fn a_batch_after_a_crash_runs_what_is_not_done_when_the_lease_has_ended() {
-    let (world, host, consumer, till) = environment().await;
-    let hangs = Arc::new(Notify::new());
-    let handler = service_fn({
-        let (till, hangs, host) = (till.clone(), Arc::clone(&hangs), host.clone());
-        move |record: KinesisRecord<Payment>| {
-            let (till, hangs, host) = (till.clone(), Arc::clone(&hangs), host.clone());
-            async move {
-                if record.body.then == Then::Endless {
-                    host.crash();
-                    hangs.notify_one();
-                }
-                till.pay(record).await
-            }
-        }
-    });
-    let three = |then| records([("a", "Done"), ("a", then), ("a", "Done")]);
-    let event = invocation_with(&host, batch(three("Endless")), ms(3_000));
-    tokio::select! {
-        again = again_from(&consumer, handler, event) => panic!("{again:?}"),
-        () = hangs.notified() => {}
-    }
-    // The next delivery waits for the end of the lease, and of the clock skew.
-    let host = world.host().build();
-    let consumer = StreamConsumer::by_event_id(world.locks(&host).build().unwrap());
-    assert_eq!(deliver_in(&consumer, &till, invocation(&host, batch(three("Done")))).await, None);
-    assert_eq!(till.ran(), ["1", "2", "2", "3"]);
-}
-
-#[tokio::test]
-async fn an_unfinished_record_that_is_rejected_is_never_done() {
-    let (world, host, _, till) = environment().await;
-    let locks = world.locks(&host).build().unwrap();
-    let consumer = StreamConsumer::new(by_payment(&locks).on_unfinished(OnUnfinished::Reject));
-    assert_eq!(deliver(&consumer, &till, &host, [record("1", "a", "Panic")]).await.as_deref(), Some("1"));
-    host.advance_clock(Duration::from_secs(32));
-    assert_eq!(deliver(&consumer, &till, &host, [record("1", "a", "Done")]).await.as_deref(), Some("1"));
     assert_eq!(till.ran(), ["1"]);
 }

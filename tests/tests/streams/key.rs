@@ -2,16 +2,21 @@
 
 use std::time::Duration;
 
+use lambda_lock::Idempotency;
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
-use lambda_lock::{Idempotency, WithRun};
+use lambda_lock_tests::Row;
 use lambda_lock_tests::invocation::invocation;
 use tower::service_fn;
 
-use crate::{
-    Declined, Payment, STREAM, again_from, batch, by_payment, deliver, environment, record, record_with_data, records,
-    row_of,
-};
+use crate::{Declined, again_from, batch, deliver, environment, record, records, row_of};
+
+/// Asserts for how many seconds a record counts as done after its start.
+fn assert_window(row: &Row, seconds: u64) {
+    let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
+    let window = of("expiration") - of("acquired_at") / 1000;
+    assert!((seconds..seconds + 10).contains(&window), "{window}");
+}
 
 #[tokio::test]
 async fn by_event_id_has_the_stream_the_shard_and_the_number_in_its_key() {
@@ -19,6 +24,7 @@ async fn by_event_id_has_the_stream_the_shard_and_the_number_in_its_key() {
     assert_eq!(deliver(&consumer, &till, &host, records([("a", "Done")])).await, None);
     let row = world.row(&row_of("1")).await.unwrap();
     assert_eq!(row["status"].as_s().unwrap(), "COMPLETED");
+    assert_window(&row, 2 * 86_400);
 }
 
 #[tokio::test]
@@ -49,53 +55,6 @@ async fn a_record_without_an_event_id_does_not_run() {
 }
 
 #[tokio::test]
-async fn a_key_from_the_data_makes_a_record_that_was_written_twice_a_duplicate() {
-    let (world, host, _, till) = environment().await;
-    let consumer = StreamConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
-    for number in ["1", "2"] {
-        let record = record_with_data(number, "a", r#"{"id": "17"}"#);
-        assert_eq!(deliver(&consumer, &till, &host, [record]).await, None);
-    }
-    assert_eq!(till.ran(), ["1"]);
-    assert!(world.row(&format!("orders#{STREAM}#17")).await.is_some());
-}
-
-#[tokio::test]
-async fn a_record_without_a_key_can_run_unprotected() {
-    let (world, host, _, till) = environment().await;
-    let key = |_: &KinesisRecord<Payment>| None::<String>;
-    let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::RunUnprotected, key);
-    assert_eq!(deliver(&StreamConsumer::new(once), &till, &host, records([("a", "Done")])).await, None);
-    assert_eq!(till.ran(), ["1"]);
-    assert_eq!(host.requests(), 0);
-}
-
-#[tokio::test]
-async fn a_record_with_a_used_key_and_different_fields_is_not_done() {
-    let (world, host, _, till) = environment().await;
-    let once = by_payment(&world.locks(&host).build().unwrap()).validate(|record| record.body.amount);
-    let consumer = StreamConsumer::new(once);
-    let paying = |number, amount| record_with_data(number, "a", format!(r#"{{"id": "17", "amount": {amount}}}"#));
-    assert_eq!(deliver(&consumer, &till, &host, [paying("1", 5)]).await, None);
-    assert_eq!(deliver(&consumer, &till, &host, [paying("2", 5), paying("3", 6)]).await.as_deref(), Some("3"));
-    assert_eq!(till.ran(), ["1"]);
-}
-
-#[tokio::test]
-async fn the_window_is_two_days_and_can_be_a_year() {
-    let (world, host, consumer, till) = environment().await;
-    let year = consumer.clone().window(Duration::from_hours(365 * 24));
-    assert_eq!(deliver(&consumer, &till, &host, [record("1", "a", "Done")]).await, None);
-    assert_eq!(deliver(&year, &till, &host, [record("2", "a", "Done")]).await, None);
-    for (number, days) in [("1", 2), ("2", 365)] {
-        let row = world.row(&row_of(number)).await.unwrap();
-        let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
-        let window = of("expiration") - of("acquired_at") / 1000;
-        assert!((days * 86_400..days * 86_400 + 10).contains(&window), "{window}");
-    }
-}
-
-#[tokio::test]
 async fn a_consumer_of_bytes_has_the_same_window_unless_another_is_set() {
     for (set, seconds) in [(None, 2 * 86_400), (Some(Duration::from_mins(10)), 600)] {
         let (world, host, _, _) = environment().await;
@@ -104,26 +63,6 @@ async fn a_consumer_of_bytes_has_the_same_window_unless_another_is_set() {
         let handler = service_fn(async |_: KinesisRecord<Vec<u8>>| Ok::<_, Declined>(()));
         let event = invocation(&host, batch(records([("a", "Done")])));
         assert_eq!(again_from(&StreamConsumer::of_bytes(once), handler, event).await, None);
-        let row = world.row(&row_of("1")).await.unwrap();
-        let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
-        let window = of("expiration") - of("acquired_at") / 1000;
-        assert!((seconds..seconds + 10).contains(&window), "{window}");
+        assert_window(&world.row(&row_of("1")).await.unwrap(), seconds);
     }
-}
-
-#[tokio::test]
-async fn a_handler_of_with_run_gets_the_fence() {
-    let (world, host, _, _) = environment().await;
-    let locks = world.locks(&host).build().unwrap();
-    let consumer: StreamConsumer<_, Declined, u64, WithRun<KinesisRecord<Payment>>> =
-        StreamConsumer::by_event_id(locks);
-    let handler = service_fn(async |WithRun { input, run, .. }: WithRun<KinesisRecord<Payment>>| {
-        assert_eq!(input.sequence_number(), Some("1"));
-        Ok::<_, Declined>(run.lock().fence())
-    });
-    let event = invocation(&host, batch(records([("a", "Done")])));
-    assert_eq!(again_from(&consumer, handler, event).await, None);
-    let row = world.row(&row_of("1")).await.unwrap();
-    let [result, last] = [row["data"].as_s(), row["fence"].as_n()].map(|of| of.unwrap().parse::<u64>().unwrap());
-    assert!(0 < result && result < last, "the completion of fence {result} has the number {last}");
 }

@@ -10,8 +10,8 @@ use lambda_lock_tests::invocation::{invocation, keep_log, logged};
 use tower::service_fn;
 
 use crate::{
-    Consumer, Declined, Payment, STREAM, again_from, assert_debug_hides, batch, by_payment, deliver, environment,
-    record, record_with_data, row_of,
+    Consumer, Declined, Payment, again_from, assert_debug_hides, batch, by_payment, deliver, environment, record,
+    record_with_data, row_of,
 };
 
 #[tokio::test]
@@ -37,17 +37,6 @@ async fn a_handler_gets_the_data_and_the_record() {
 }
 
 #[tokio::test]
-async fn unreadable_data_is_not_done_and_sends_nothing() {
-    for data in ["{\"id\": ", "{\"id\": 3}", "", "[]"] {
-        let (_world, host, consumer, till) = environment().await;
-        let batch = [record_with_data("1", "a", data), record("2", "b", "Done")];
-        assert_eq!(deliver(&consumer, &till, &host, batch).await.as_deref(), Some("1"));
-        assert_eq!(till.ran(), ["2"]);
-        assert_eq!(host.requests(), 2);
-    }
-}
-
-#[tokio::test]
 async fn of_bytes_leaves_the_data_as_it_is() {
     let (world, host, _, _) = environment().await;
     let locks = world.locks(&host).build().unwrap();
@@ -60,19 +49,6 @@ async fn of_bytes_leaves_the_data_as_it_is() {
     let event = invocation(&host, batch([record_with_data("1", "a", [0, 159, 146, 150])]));
     assert_eq!(again_from(&consumer, handler, event).await, None);
     assert!(world.row(&row_of("1")).await.is_some());
-}
-
-#[tokio::test]
-async fn with_parser_parses_data_that_is_not_json() {
-    let (world, host, _, till) = environment().await;
-    let locks = world.locks(&host).build().unwrap();
-    let consumer: Consumer = StreamConsumer::with_parser(by_payment(&locks), |data| match data.strip_prefix(b"pay ") {
-        Some(id) => Ok(Payment { id: String::from_utf8_lossy(id).into_owned(), amount: 0, then: crate::Then::Done }),
-        None => Err("it is no payment"),
-    });
-    let batch = [record_with_data("1", "a", "pay 17"), record_with_data("2", "a", "refund 17")];
-    assert_eq!(deliver(&consumer, &till, &host, batch).await.as_deref(), Some("2"));
-    assert!(world.row(&format!("orders#{STREAM}#17")).await.is_some());
 }
 
 #[tokio::test]

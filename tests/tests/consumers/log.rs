@@ -1,0 +1,64 @@
+//! The log of a consumer.
+
+use std::time::Duration;
+
+use lambda_lock::Idempotency;
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{invocation, invocation_with, keep_log, logged};
+use lambda_lock_tests::till::Paid;
+use serde_json::json;
+
+use crate::{Plain, Tested, environment, ms, payment};
+
+pub(crate) async fn the_log_names_a_failed_item_and_does_not_show_its_content<S: Tested>() {
+    keep_log();
+    let (world, host, _, till) = environment::<S>().await;
+    // Its key is in the log.
+    let by_name = |item: &S::Item| Some(item.name());
+    let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, by_name);
+    let name = format!("payments-of-{}", world.table);
+    let secret = format!("secret-of-{}", world.table);
+    let items = [
+        ("unreadable", format!("{{\"id\": \"{secret}")),
+        ("mistyped", json!({ "id": "2", "amount": secret }).to_string()),
+        ("unknown", payment("3", &secret)),
+        ("panicking", payment(&secret, "Panic")),
+        ("declined", payment(&secret, "Declined")),
+        (&*secret, payment(&secret, "Done")),
+    ];
+    let event = invocation(&host, S::event_of(&name, &items));
+    let not_done = S::deliver(&Plain::<S>::new(once), event, &till, |_| ()).await;
+    assert_eq!(not_done, S::named(["1", "2", "3", "4", "5"]));
+    for item in ["1", "2", "3", "4", "5"] {
+        let line = the_line::<S>(&name, item);
+        assert!(line.contains("ERROR"), "{line}");
+        assert_eq!(line.contains("by the bank"), item == "5", "{line}");
+    }
+    assert_eq!(logged(&secret), Vec::<String>::new());
+}
+
+/// Returns the only line that says that this item from `name` is not done.
+fn the_line<S: Tested>(name: &str, item: &str) -> String {
+    let field = S::field(name, item);
+    let lines = logged(name).into_iter().filter(|line| line.contains(&field) && line.contains(S::NOT_DONE));
+    let lines: Vec<_> = lines.collect();
+    let [line] = &lines[..] else { panic!("{lines:#?}") };
+    line.clone()
+}
+
+pub(crate) async fn an_item_in_progress_elsewhere_is_logged_once_at_info<S: Tested>() {
+    World::skip_waits();
+    keep_log();
+    let (world, host, consumer, till) = environment::<S>().await;
+    let name = format!("payments-in-{}", world.table);
+    let key = format!("orders#{}#1", S::id_of(&name));
+    let _other = world.default_locks().acquire(key).lease(Duration::from_secs(30)).await.unwrap();
+    // A stream and a topic wait for the other one until shortly before the deadline.
+    let soon_over = invocation_with(&host, S::event_from(&name, &[("a", "Done")]), ms(3_000));
+    assert_eq!(S::deliver(&consumer, soon_over, &till, |_| ()).await, S::named(["1"]));
+    let line = the_line::<S>(&name, "1");
+    assert!(line.contains("INFO") && line.contains("is in progress: "), "{line}");
+    let is_news = |line: &&String| ["ERROR", "WARN", "INFO"].iter().any(|level| line.contains(level));
+    assert_eq!(logged(&name).iter().filter(is_news).count(), 1);
+}
