@@ -110,6 +110,8 @@ struct Kept {
     completed: Option<SystemTime>,
     /// How many hosts have a clock that jumped ahead.
     ahead: usize,
+    /// When a wrong clock took the record last.
+    taken_by_mistake: Option<SystemTime>,
     /// When a result was stored last.
     stored: Option<SystemTime>,
 }
@@ -133,13 +135,18 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
 /// A host whose clock may be wrong.
 async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
     // Without a lost answer, a result or a call that a wrong clock has taken always comes back.
-    // A key that a copy of an answered request takes stays held until the lease's end by that clock: the protocol says so.
-    let network = if random.bool() { Network::Good } else { Network::Once };
-    let host = scene.host(&mut random, network);
-    let locks = scene.stage.locks(&host);
+    let is_good = random.bool();
     let steps = random.usize(6..=14);
     // The first host is right.
     let jumps_at = (number > 0 && random.u8(0..3) > 0).then(|| if random.bool() { 0 } else { random.usize(1..steps) });
+    let network = match jumps_at {
+        _ if is_good => Network::Good,
+        None => Network::Bad,
+        // A key that a copy of its answered request takes stays held until the lease's end by its clock: the protocol says so.
+        Some(_) => Network::Once,
+    };
+    let host = scene.host(&mut random, network);
+    let locks = scene.stage.locks(&host);
     for step in 0..steps {
         sleep(millis(&mut random, 0..=1500)).await;
         if jumps_at == Some(step) {
@@ -201,9 +208,9 @@ impl Scene {
     }
 
     /// A host whose clock is ahead may put back the row of another such host, which then cannot put back what it replaced.
-    fn blocked(&self, what: &str) {
+    fn blocked(&self, key: &str, why: &Error) {
         if self.book.state().kept.ahead <= 1 {
-            self.broke(format!("{SERVED}: {what}"));
+            self.broke(format!("{SERVED}: {key} is blocked: {why}"));
         }
     }
 
@@ -266,7 +273,7 @@ impl Scene {
             Idempotency::new(locks.clone(), OnMissingKey::Reject, |()| Some(RECORD.to_owned()))
                 .window(WINDOW)
                 .lease(LEASE);
-        let mut ended = None;
+        let (mut ended, called) = (None, self.book.engine.now());
         let outcome = work
             .run(&(), async |_| {
                 self.begins(name);
@@ -278,13 +285,15 @@ impl Scene {
         match (outcome, ended) {
             (Ok(_), Some(ended)) => {
                 let mut page = self.book.state();
-                // A request that arrives while a wrong clock has the record finds it lost.
-                let is_stored = page.kept.stored >= Some(ended);
-                if is_stored {
+                if page.kept.stored >= Some(ended) {
                     page.kept.completed = page.kept.completed.max(Some(ended));
+                    self.book.log(&mut page, &format!("{name} has stored its result"));
+                } else if page.kept.taken_by_mistake >= Some(called) {
+                    // A request that arrives while a wrong clock has the record finds it lost.
+                    self.book.log(&mut page, &format!("{name} has run, and stored nothing"));
+                } else {
+                    self.book.broke(&mut page, format!("{ONCE}: {name} has stored nothing"));
                 }
-                let what = if is_stored { "has stored its result" } else { "has run, and stored nothing" };
-                self.book.log(&mut page, &format!("{name} {what}"));
             }
             (Ok(_), None) => self.note(|kept| &mut kept.counts.replayed, &format!("{name} got the result")),
             (Err(HandlerError::Lock(error)), _) => self.refused(name, &error),
@@ -309,7 +318,7 @@ impl Scene {
         for key in KEYS {
             match locks.acquire(key).lease(LEASE).wait(self.stage.slack()).await {
                 Ok(lock) => drop(lock.release().await),
-                Err(error) => self.blocked(&format!("{key} is blocked: {error}")),
+                Err(error) => self.blocked(key, &error),
             }
         }
         sleep(WINDOW).await;
@@ -317,10 +326,10 @@ impl Scene {
         if let Err(error) = locks.rate(RATE, 5, Duration::from_secs(1)).pass().await
             && refused(&error)
         {
-            self.blocked(&format!("the rate is blocked: {error}"));
+            self.blocked(RATE, &error);
         }
         match locks.acquire(RECORD).lease(LEASE).wait(self.stage.slack()).await {
-            Err(error) if refused(&error) => self.blocked(&format!("the record is blocked: {error}")),
+            Err(error) if refused(&error) => self.blocked(RECORD, &error),
             _ => {}
         }
     }
@@ -332,17 +341,24 @@ struct Observer(Arc<Book<Kept>>);
 
 impl Intercept for Observer {
     fn answer(&self, operation: &str, request: &serde_json::Value, answer: &mut lambda_lock::embedded::Answer) {
-        if answer.status != 200 {
-            return;
-        }
-        let mut page = self.0.state();
-        match crate::request::purpose_of(operation, request) {
-            Some(Purpose::PutBack) => {
+        let (mut page, now) = (self.0.state(), self.0.engine.now());
+        let key = request["Key"]["id"]["S"].as_str().unwrap_or_default();
+        match (crate::request::purpose_of(operation, request), answer.status) {
+            (Some(Purpose::PutBack), 200) => {
                 page.kept.counts.put_back += 1;
                 self.0.log(&mut page, "  put back");
             }
-            Some(Purpose::Complete) => page.kept.stored = Some(self.0.engine.now()),
+            (Some(Purpose::Complete), 200) => page.kept.stored = Some(now),
+            (Some(Purpose::Acquire), 200) if key == RECORD && is_off(request, now) => {
+                page.kept.taken_by_mistake = Some(now);
+            }
             _ => {}
         }
     }
+}
+
+/// Whether the clock of the sender is off by more than the skew.
+fn is_off(request: &serde_json::Value, now: SystemTime) -> bool {
+    let own: u64 = request["ExpressionAttributeValues"][":now"]["N"].as_str().unwrap().parse().unwrap();
+    own.abs_diff(crate::invocation::millis(now)) > 1000
 }

@@ -15,7 +15,7 @@ use crate::holder::Holder;
 /// The effect of a release.
 #[derive(Debug)]
 pub(crate) enum Released {
-    /// `is_asked`: the holder was asked to run once more, and the release coalesces.
+    /// `is_asked`: the holder was asked to run once more. It has a meaning only if the release coalesces.
     Freed { is_asked: bool },
     /// This owner had completed the record, in a request or a transaction whose answer was lost.
     Completed(Box<Holder>),
