@@ -52,7 +52,7 @@ pub(super) struct State {
     pub(super) continuation: Continuation,
 }
 
-/// What the requests after an acquire have in common.
+/// The minimum hold and the numbers of the requests after an acquire.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Continuation {
     /// Until when `min_hold` keeps the key after an early release.

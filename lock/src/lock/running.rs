@@ -199,23 +199,22 @@ impl Drop for Running<'_> {
 /// A withdrawal that is to be sent. It is sent in the background if it is dropped.
 struct Withdrawal {
     locks: Locks,
-    acquisition: Acquisition,
-    /// What a takeover has taken was the identity's before, and stays so.
-    keeps: bool,
+    withdrawing: Withdrawing,
     is_sent: bool,
 }
 
 impl Withdrawal {
     fn of(acquire: &Acquire, acquisition: Acquisition) -> Self {
-        Self { locks: acquire.locks.clone(), acquisition, keeps: acquire.takes_over, is_sent: false }
+        // The keys that a takeover has taken were the identity's before, and stay so.
+        let withdrawing = Withdrawing::start(acquisition, acquire.takes_over);
+        Self { locks: acquire.locks.clone(), withdrawing, is_sent: false }
     }
 
     /// Sends it now, for at most `limit`, because Lambda freezes background requests.
     async fn send(mut self, limit: Duration) {
         let Locks(settings) = &self.locks;
         let clock = || settings.clock.now();
-        let withdrawing = Withdrawing::start(self.acquisition.clone(), self.keeps);
-        let withdrawal = Box::pin(settings.table.run(withdrawing, clock));
+        let withdrawal = Box::pin(settings.table.run(self.withdrawing.clone(), clock));
         let is_sent = matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         self.is_sent = is_sent;
     }
@@ -224,11 +223,11 @@ impl Withdrawal {
 impl Drop for Withdrawal {
     fn drop(&mut self) {
         if !self.is_sent {
-            let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
-            let key = acquisition.name(locks.0.table.place());
+            let (locks, withdrawing) = (self.locks.clone(), self.withdrawing.clone());
+            let key = withdrawing.name(locks.0.table.place());
             self.locks.0.background.send(key, Span::none(), async move {
                 let clock = || locks.0.clock.now();
-                locks.0.table.in_background().run(Withdrawing::start(acquisition, keeps), clock).await
+                locks.0.table.in_background().run(withdrawing, clock).await
             });
         }
     }

@@ -7,7 +7,7 @@ use super::release::Releasing;
 use super::table::{Item, Table};
 use super::write::{Answer, Write};
 use crate::clock::{Moment, Offset};
-use crate::error::{Cause, Error};
+use crate::error::{Cause, Error, Place as Where};
 use crate::holder::Holder;
 
 /// The withdrawal of an acquire that has ended: no attempt of it holds anything. It gives up the numbers of the acquire, so that
@@ -42,6 +42,11 @@ impl Withdrawing {
         let (last, seen) = (acquisition.numbers.sent, None);
         let phase = acquisition.replaced().map_or(Phase::GivingUp, |before| Phase::PuttingBack(before.clone()));
         Self { acquisition, keeps, last, seen, tries: 0, phase }
+    }
+
+    /// Returns the text that names the rows' keys for people.
+    pub(crate) fn name(&self, place: Where<'_>) -> String {
+        self.acquisition.name(place)
     }
 
     fn given_up(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<Option<()>, Error> {

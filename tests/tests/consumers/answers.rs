@@ -1,4 +1,4 @@
-//! What an answer names, and when an invocation fails.
+//! Which items an answer names, and when an invocation fails.
 
 use std::time::Duration;
 

@@ -160,7 +160,7 @@ type Plain<S> = Consumer<S, <S as Source>::Item, (), Declined>;
 trait Tested: Source<Event: Default + Send, Item: Paid + Send + Sync> + Default + Send + Sync + 'static {
     /// The days for which the consumer remembers an item by default.
     const DAYS: u64;
-    /// What the log says about an item that is not done.
+    /// The log's message about an item that is not done.
     const NOT_DONE: &'static str;
 
     /// A consumer of payments that this parser reads.
@@ -202,7 +202,7 @@ trait Tested: Source<Event: Default + Send, Item: Paid + Send + Sync> + Default 
         answer(consumer, handler, event).await
     }
 
-    /// The same for a consumer that always answers.
+    /// Delivers as `invoke` does, for a consumer that always answers.
     async fn deliver(
         consumer: &Plain<Self>,
         event: LambdaEvent<Self::Event>,

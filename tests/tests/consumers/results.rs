@@ -1,4 +1,4 @@
-//! What the handler gets, and what its result or its error means for an item.
+//! Which argument the handler gets, and whether an item is done after its result or its error.
 
 use std::collections::HashMap;
 use std::future::ready;

@@ -86,17 +86,27 @@ fn read_image<B: DeserializeOwned + 'static>(which: &str, image: Item) -> Result
     let attributes = AttributeValue::M(image.unwrap_or_default().into_inner());
     let read = serde_path_to_error::deserialize(Deserializer::from_attribute_value(attributes));
     read.map(Some).map_err(|error| {
-        // No other message of `serde` is certain to hide the value, which would be in the log.
-        let why = error.inner().to_string();
-        let missing = why.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`'));
-        let missing = missing.map(|name| format!(" (missing field `{}`)", printable(name))).unwrap_or_default();
-        let (wanted, path) = (type_name::<B>(), error.path().to_string());
-        let whole = if path == "." { "the item as a whole".to_owned() } else { format!("the attribute `{}`", printable(&path)) };
+        let (wanted, why) = (type_name::<B>(), misfit(&error));
         format!(
-            "the {which} image cannot be read as {wanted}, because {whole} does not fit{missing}: give the handler a type \
-             that reads every image, such as `serde_dynamo::Item`"
+            "the {which} image cannot be read as {wanted}, because {why}: give the handler a type that reads every image, such as \
+             `serde_dynamo::Item`"
         )
     })
+}
+
+/// Says which attribute does not fit, without its value, because the text is logged.
+fn misfit(error: &serde_path_to_error::Error<serde_dynamo::Error>) -> String {
+    let path = error.path().to_string();
+    let misfit = match path.as_str() {
+        "." => "the item as a whole does not fit".to_owned(),
+        path => format!("the attribute `{}` does not fit", printable(path)),
+    };
+    // No other message of `serde` is certain to hide the value.
+    let why = error.inner().to_string();
+    match why.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        Some(name) => format!("{misfit} (missing field `{}`)", printable(name)),
+        None => misfit,
+    }
 }
 
 impl<B> PlainInput for DynamoDbRecord<B> {}
