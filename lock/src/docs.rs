@@ -46,7 +46,7 @@ guides! {
 guides! {
     /// Every setting, request, error and metric.
     reference:
-        times waiting idempotency http sqs streams identities requests errors metrics program testing powertools
+        times waiting idempotency http sqs streams identities errors metrics program testing powertools
 }
 
 guides! {

@@ -55,7 +55,7 @@
 //!
 //! If the key is free, an acquire is one `UpdateItem`, and so are a refusal and a release, with none in between. A waiter sends
 //! three or more, a permit needs a second one after a crash, and several keys need a transaction.
-//! [Requests, permissions and cost](docs::reference::requests) lists all operations. The SDK retries throttled and lost
+//! [Cost and speed](docs::trust::performance) lists all operations. The SDK retries throttled and lost
 //! requests; [`client_config`] sets how often and how soon.
 //!
 //! # Sources
