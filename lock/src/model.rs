@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::clock::Lease;
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
-use crate::lock::asking::{Answered, Asking, Ended, Event, Step as Next};
+use crate::lock::asking::{Answered, Asking, Ended, Step as Next};
+use crate::lock::wait::{Pause, Paused};
 use crate::lock::{Acquire, Continuation, Locks};
 use crate::row::{
     Acquisition, Coalescing, Completing, Freeing, Operation as _, Outcome, RecordClaim, Release, Released, Releasing,
@@ -36,12 +37,23 @@ pub fn takeover(mut acquire: Acquire, fence: Option<u64>) -> Acquire {
 pub struct Acquiring {
     asking: Asking<'static>,
     acquire: &'static Acquire,
+    at: At,
+}
+
+/// The step of an acquire that is under way.
+#[derive(Clone, Copy, PartialEq)]
+enum At {
+    Start,
+    Asked,
+    Withdrawing,
+    Asleep,
+    End,
 }
 
 /// Two acquires print the same if they go on in the same way.
 impl fmt::Debug for Acquiring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.asking.live().fmt(f)
+        self.asking.live(self.at == At::Asked).fmt(f)
     }
 }
 
@@ -73,12 +85,19 @@ impl Acquiring {
     ///
     /// Fails as the acquire does.
     pub fn start(acquire: &'static Acquire, now: Clocks) -> Result<Self, Error> {
-        Ok(Self { asking: Asking::start(acquire, now.moment())?, acquire })
+        Ok(Self { asking: Asking::start(acquire, now.moment())?, acquire, at: At::Start })
     }
 
     /// Begins, or goes on after a sleep or a withdrawal.
     pub fn go_on(&mut self, now: Clocks) -> Step {
-        self.on(Event::Done, now)
+        let moment = now.moment();
+        let next = match self.at {
+            At::Start => self.asking.ask(moment),
+            At::Withdrawing => self.asking.withdrawn(moment),
+            At::Asleep => self.asking.paused(Paused::Done, moment),
+            At::Asked | At::End => unreachable!("the acquire waits for an answer, or has ended"),
+        };
+        self.step(next, now)
     }
 
     /// Takes note of the answer to the requests that were sent last, if there was one.
@@ -87,37 +106,43 @@ impl Acquiring {
         let unanswered = || acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table);
         let is_unanswered = reply.is_none();
         let answer = reply.map(|reply| answer(&self.asking.request(), reply)).ok_or_else(unanswered);
-        self.on(Event::Answered(Answered { answer, is_unanswered, wrong_clock: None }), now)
+        let next = self.asking.answered(Answered { answer, is_unanswered, wrong_clock: None }, now.moment());
+        self.step(next, now)
     }
 
-    fn on(&mut self, event: Event, now: Clocks) -> Step {
-        let moment = now.moment();
-        let mut next = self.asking.on(event, moment);
+    fn step(&mut self, mut next: Next, now: Clocks) -> Step {
         let withdrawal =
             |acquisition| Operation(What::Withdraw(Box::new(Withdrawing::start(acquisition, self.acquire.takes_over))));
         loop {
-            next = match next {
-                Next::Send { .. } => return Step::Send(requests(&self.asking.request())),
-                Next::Sleep(_) => return Step::Sleep,
-                Next::Withdraw(acquisition, _) => return Step::Withdraw(withdrawal(acquisition)),
+            let (at, step) = match next {
+                Next::Send { .. } => (At::Asked, Step::Send(requests(&self.asking.request()))),
+                Next::Pause(Pause::Sleep(_)) => (At::Asleep, Step::Sleep),
+                Next::Withdraw(acquisition, _) => (At::Withdrawing, Step::Withdraw(withdrawal(acquisition))),
                 Next::End(Ok(Ended::Acquired((acquisition, grant)))) => {
                     let (hold, skew) = (self.acquire.min_hold, self.acquire.locks.0.table.clock_skew);
-                    return Step::Held(Held {
+                    let held = Held {
                         acquisition,
                         fence: grant.fences.first().copied().unwrap_or_default(),
                         lease: grant.lease,
                         continuation: Continuation::new(grant.sent, hold, skew),
-                    });
+                    };
+                    (At::End, Step::Held(held))
                 }
-                Next::End(Ok(Ended::Completed(_))) => return Step::Completed,
+                Next::End(Ok(Ended::Completed(_))) => (At::End, Step::Completed),
                 Next::End(Err(error)) => {
-                    return Step::Refused(self.asking.unsettled().cloned().map(withdrawal), error.is_held());
+                    let left = self.asking.unsettled().cloned().map(withdrawal);
+                    (At::End, Step::Refused(left, error.is_held()))
                 }
-                // No other waiters.
-                Next::Pause | Next::Resume | Next::Join(..) | Next::Reserve(..) | Next::End(Ok(Ended::Waiting(_))) => {
-                    self.asking.on(Event::Done, moment)
+                Next::Pause(Pause::Begin | Pause::End) => {
+                    next = self.asking.paused(Paused::Done, now.moment());
+                    continue;
+                }
+                Next::Pause(Pause::Join(..) | Pause::Reserve(..)) | Next::End(Ok(Ended::Waiting(_))) => {
+                    unreachable!("the waits of the model take no turns, and it does not wait elsewhere")
                 }
             };
+            self.at = at;
+            return step;
         }
     }
 

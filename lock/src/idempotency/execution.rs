@@ -15,6 +15,7 @@ use crate::clock::{millis, since_epoch};
 use crate::error::{Cause, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{MAX_DATA_BYTES, check_data};
+use crate::lock::asking::Ended;
 use crate::lock::{self, Acquire, AroundPause, Lock, in_time_to_answer, until_overrun};
 use crate::metrics;
 use crate::random;
@@ -120,7 +121,7 @@ where
         }
         let acquire = settings.acquire(row::Target::Record(key.clone(), claim), invocation).around_pause(around_pause);
         match acquire.begin().await {
-            Ok(Ok(lock)) => {
+            Ok(Ended::Acquired(lock)) => {
                 let name = invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder);
                 let cache_entry = settings.cache.is_some().then(|| Holder {
                     owner: Some(lock.owner().to_owned()),
@@ -132,10 +133,11 @@ where
                 });
                 Ok(NextStep::Run(self.new_run(lock, cache_entry)))
             }
-            Ok(Err(record)) => {
+            Ok(Ended::Completed(record)) => {
                 settings.remember(&key, &record);
                 Ok(NextStep::replay(key, *record))
             }
+            Ok(Ended::Waiting(_)) => unreachable!("an idempotent run waits here"),
             Err(error) => Err(HandlerError::Lock(error)),
         }
     }

@@ -18,7 +18,7 @@ use super::telemetry::HoldSpan;
 use super::wait::{Turns, Wait};
 use crate::clock::{Lease, Moment, since_epoch};
 use crate::error::{Cause, Error};
-use crate::holder::{Data, Holder};
+use crate::holder::Data;
 use crate::limits::{
     DAY, MIN_LEASE, check_attributes, check_duration, check_holder, check_identity, deadline_if_any, time_to_ask,
 };
@@ -459,12 +459,6 @@ impl Acquire {
     /// A turn of another key or table is [invalid](crate::ErrorKind::Invalid).
     pub async fn attempt_in_turn(self, turn: Option<Turn>) -> Result<Attempt, Error> {
         self.attempt_once(turn).await
-    }
-
-    /// Acquires the lock. Borrows the options, so that a caller can fall back to [`unlocked`](Self::unlocked).
-    pub(crate) async fn send(&self) -> Result<Lock, Error> {
-        let or_held = |record: Box<Holder>| Err(self.acquisition()?.error(Cause::Held(*record), &self.locks.0.table));
-        self.begin().await?.or_else(or_held)
     }
 
     /// Returns a lock that is not enforced, for work that runs without protection.

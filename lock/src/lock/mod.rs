@@ -15,7 +15,7 @@ mod register;
 mod running;
 mod semaphore;
 mod telemetry;
-mod wait;
+pub(crate) mod wait;
 
 pub use acquire::Acquire;
 #[cfg(feature = "lambda")]

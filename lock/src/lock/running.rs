@@ -8,15 +8,15 @@ use tokio::time::timeout;
 use tracing::{Instrument as _, Span};
 
 use super::acquire::{Acquire, AroundPause};
-use super::asking::{Answered, Asking, Ended, Event, Places, Step};
+use super::asking::{Answered, Asking, Ended, Step};
 use super::attempt::{Attempt, Turn};
 use super::held::Lock;
 use super::locks::Locks;
 use super::telemetry::{self, AcquireSpan, HoldSpan};
+use super::wait::{Pause, Paused, Places};
 use crate::client::SdkAttempts;
 use crate::clock::Moment;
 use crate::error::{Cause, Error};
-use crate::holder::Holder;
 use crate::limits::DAY;
 use crate::row::{Acquisition, Grant, Joined, Withdrawing};
 
@@ -32,29 +32,32 @@ impl Acquire {
         let is_own = |turn: &Turn| turn.check(&settings.table, self.target.keys());
         let checked = checked.and_then(|()| turn.as_ref().map_or(Ok(()), is_own));
         checked.inspect_err(telemetry::record_refusal)?;
-        let start = |now| Asking::start(&self, now).map(|asking| asking.once(turn.as_ref()));
-        match self.ask(start, true).await? {
+        match self.ask(|now| Asking::once(&self, turn.as_ref(), now), true).await? {
             Ended::Acquired(lock) => Ok(Attempt::Acquired(lock)),
             Ended::Waiting(turn) => Ok(Attempt::Waiting(turn)),
-            Ended::Completed(record) => Err(self.acquisition()?.error(Cause::Held(*record), &settings.table)),
+            Ended::Completed(_) => unreachable!("only a record is completed"),
         }
     }
 
-    /// Acquires what is claimed. Returns the record instead if it shows that the work is done.
-    pub(crate) async fn begin(&self) -> Result<Result<Lock, Box<Holder>>, Error> {
+    /// Acquires the lock. Borrows the options, so that a caller can fall back to [`unlocked`](Self::unlocked).
+    pub(crate) async fn send(&self) -> Result<Lock, Error> {
+        match self.begin().await? {
+            Ended::Acquired(lock) => Ok(lock),
+            Ended::Completed(_) => unreachable!("only a record is completed"),
+            Ended::Waiting(_) => unreachable!("only `attempt_once` waits elsewhere"),
+        }
+    }
+
+    /// Acquires the target. A record may show that its work was done before.
+    pub(crate) async fn begin(&self) -> Result<Ended, Error> {
         let settings = &self.locks.0;
         let checked = self.check();
         if !settings.enabled {
-            return checked.and_then(|()| self.unlocked()).map(Ok);
+            return checked.and_then(|()| self.unlocked()).map(Ended::Acquired);
         }
         // Validate first: the span must not carry an oversized key.
         checked.inspect_err(telemetry::record_refusal)?;
-        match self.ask(|now| Asking::start(self, now), self.waits()).await? {
-            Ended::Acquired(lock) => Ok(Ok(lock)),
-            Ended::Completed(record) => Ok(Err(record)),
-            // Only an attempt of its own waits elsewhere.
-            Ended::Waiting(_) => Err(self.acquisition()?.error(Cause::Conflict, &settings.table)),
-        }
+        self.ask(|now| Asking::start(self, now), self.waits()).await
     }
 
     /// Makes attempts until one succeeds or the wait ends, and tells the telemetry.
@@ -102,39 +105,32 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    async fn run(mut self, mut now: Moment, telemetry: &mut AcquireSpan) -> Result<Ended<(Acquisition, Grant)>, Error> {
-        let mut event = Event::Began;
+    async fn run(mut self, now: Moment, telemetry: &mut AcquireSpan) -> Result<Ended<(Acquisition, Grant)>, Error> {
+        let clock = &self.acquire.locks.0.clock;
+        let mut step = self.asking.ask(now);
         loop {
-            let step = self.asking.on(event, now);
-            event = match step {
+            step = match step {
                 Step::End(ended) => return ended,
                 Step::Send { limit, is_new } => {
                     if is_new {
                         telemetry.attempt();
                     }
-                    self.send(limit).await
+                    let answered = self.send(limit).await;
+                    self.asking.answered(answered, clock.now())
                 }
                 Step::Withdraw(acquisition, limit) => {
                     Withdrawal::of(self.acquire, acquisition).send(limit).await;
-                    Event::Done
+                    self.asking.withdrawn(clock.now())
                 }
-                Step::Pause => {
-                    telemetry.sleep();
-                    self.around_pause(AroundPause::before).await
+                Step::Pause(pause) => {
+                    let paused = self.pause(pause, telemetry).await;
+                    self.asking.paused(paused, clock.now())
                 }
-                Step::Resume => self.around_pause(AroundPause::after).await,
-                Step::Sleep(delay) => {
-                    tokio::time::sleep(delay).await;
-                    Event::Done
-                }
-                Step::Join(keys, places) => self.join(keys, places, telemetry).await,
-                Step::Reserve(keys, places) => self.reserve(&keys, places).await,
             };
-            now = self.acquire.locks.0.clock.now();
         }
     }
 
-    async fn send(&self, limit: Duration) -> Event {
+    async fn send(&self, limit: Duration) -> Answered {
         let attempts = if self.asking.asks_again() { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
         let (table, request) = (&self.acquire.locks.0.table, self.asking.request());
         let answer = timeout(limit, attempts.record(table.write_once(&request))).await;
@@ -144,22 +140,40 @@ impl Running<'_> {
             attempts.was_answered();
         }
         let (is_unanswered, wrong_clock) = (attempts.is_unanswered(), attempts.wrong_clock(table.clock_skew));
-        Event::Answered(Answered { answer, is_unanswered, wrong_clock })
+        Answered { answer, is_unanswered, wrong_clock }
+    }
+
+    async fn pause(&self, pause: Pause, telemetry: &mut AcquireSpan) -> Paused {
+        match pause {
+            Pause::Begin => {
+                telemetry.sleep();
+                self.around_pause(AroundPause::before).await
+            }
+            Pause::Sleep(delay) => {
+                tokio::time::sleep(delay).await;
+                Paused::Done
+            }
+            Pause::Join(keys, places) => self.join(keys, places, telemetry).await,
+            Pause::Reserve(keys, places) => self.reserve(&keys, places).await,
+            Pause::End => self.around_pause(AroundPause::after).await,
+        }
     }
 
     /// Lets the caller do what it does around each pause because of another holder.
-    async fn around_pause<'b>(&'b self, call: impl FnOnce(&'b dyn AroundPause) -> BoxFuture<'b, ()>) -> Event {
-        let is_held = self.asking.refusal().is_some_and(|error| error.holder().is_some());
-        let Some(around) = self.acquire.around_pause.as_deref().filter(|_| is_held) else { return Event::Done };
-        let left = self.asking.left(self.acquire.locks.0.clock.now());
-        if timeout(left, call(around)).await.is_ok() { Event::Done } else { Event::TookTooLong }
+    async fn around_pause<'b>(&'b self, call: impl FnOnce(&'b dyn AroundPause) -> BoxFuture<'b, ()>) -> Paused {
+        let waiting = self.asking.waiting();
+        let around = self.acquire.around_pause.as_deref().filter(|_| waiting.is_held());
+        let Some(around) = around else { return Paused::Done };
+        let left = waiting.left(self.acquire.locks.0.clock.now());
+        if timeout(left, call(around)).await.is_ok() { Paused::Done } else { Paused::TookTooLong }
     }
 
-    async fn join(&self, keys: Vec<usize>, Places { limit, until }: Places, telemetry: &mut AcquireSpan) -> Event {
+    async fn join(&self, keys: Vec<usize>, Places { limit, until }: Places, telemetry: &mut AcquireSpan) -> Paused {
         let (settings, names) = (&self.acquire.locks.0, self.acquire.target.keys());
         let now = settings.clock.now();
         let join = async |index: usize| {
-            let joined = settings.table.join(&names[index], self.asking.queue(index), until, now, limit).await;
+            let joined =
+                settings.table.join(&names[index], self.asking.waiting().queue(index), until, now, limit).await;
             (index, joined, settings.clock.now())
         };
         let joins = join_all(keys.into_iter().map(join)).await;
@@ -173,17 +187,17 @@ impl Running<'_> {
                 Err(error) => tracing::debug!(key, ?error, "no place in the queue"),
             }
         }
-        Event::Joined(joins)
+        Paused::Joined(joins)
     }
 
-    async fn reserve(&self, keys: &[usize], Places { limit, until }: Places) -> Event {
+    async fn reserve(&self, keys: &[usize], Places { limit, until }: Places) -> Paused {
         let (settings, names) = (&self.acquire.locks.0, self.acquire.target.keys());
         let (names, now) = (keys.iter().map(|index| &names[*index]), settings.clock.now());
         let answer = settings.table.reserve(self.asking.acquisition(), names, until, now, limit).await;
         if let Err(error) = &answer {
             tracing::debug!(key = self.acquire.name(), ?error, "not reserved");
         }
-        Event::Reserved(answer)
+        Paused::Reserved(answer)
     }
 }
 

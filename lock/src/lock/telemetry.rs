@@ -5,8 +5,7 @@
 //! so it is hashed if the row's key is. No payload, result or data is recorded. Events repeat the key, for filters that leave
 //! out the span. Keys and owners are [printable].
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tracing::Span;
@@ -209,26 +208,26 @@ pub(super) struct HoldSpan {
     span: Span,
     /// The key for people.
     key: String,
+    facts: Mutex<Facts>,
+}
+
+/// The facts about a hold that are told at its end or once.
+#[derive(Debug)]
+struct Facts {
     /// The lease was over when the hold ended. This is reported after the release, which may name the next holder.
-    has_overrun: AtomicBool,
-    is_lost: AtomicBool,
+    has_overrun: bool,
+    is_lost: bool,
     /// The work failed or was not run, so that the release does not count as work that is done.
-    has_failed: AtomicBool,
+    has_failed: bool,
     /// The last outcome of the hold. Recorded once, at the end, because logs show every value that a span was given.
-    outcome: Mutex<&'static str>,
+    outcome: &'static str,
 }
 
 impl HoldSpan {
     /// `key` names the rows' keys for people.
     pub(super) fn new(span: Span, key: String) -> Self {
-        Self {
-            span,
-            key,
-            has_overrun: AtomicBool::new(false),
-            is_lost: AtomicBool::new(false),
-            has_failed: AtomicBool::new(false),
-            outcome: Mutex::new("left"),
-        }
+        let facts = Facts { has_overrun: false, is_lost: false, has_failed: false, outcome: "left" };
+        Self { span, key, facts: Mutex::new(facts) }
     }
 
     pub(super) fn span(&self) -> &Span {
@@ -240,17 +239,21 @@ impl HoldSpan {
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Relaxed)
+        self.facts().is_lost
     }
 
     /// The holder no longer relies on the lock, after it held it for this long.
     pub(super) fn ended(&self, held: Duration, has_overrun: bool) {
         self.span.record("held_ms", millis(held));
+        let is_kept = {
+            let mut facts = self.facts();
+            facts.has_overrun = has_overrun;
+            facts.outcome == KEPT
+        };
         // A lock that is kept counts once, at its release.
-        if self.outcome() != KEPT {
+        if !is_kept {
             metrics::time(metrics::HOLD_TIME, held);
         }
-        self.has_overrun.store(has_overrun, Ordering::Relaxed);
     }
 
     /// The lock stays held after this process.
@@ -262,7 +265,7 @@ impl HoldSpan {
 
     /// The lock was lost. Only the first call is recorded.
     pub(super) fn lost(&self, to: Option<&Holder>) {
-        if !self.is_lost.swap(true, Ordering::Relaxed) {
+        if !std::mem::replace(&mut self.facts().is_lost, true) {
             metrics::count(metrics::LOST);
             let _in = self.span.enter();
             let by = to.and_then(Holder::operator).map(printable);
@@ -273,7 +276,7 @@ impl HoldSpan {
 
     /// The work failed. Only the first call is counted.
     pub(super) fn work_failed(&self) {
-        if !self.has_failed.swap(true, Ordering::Relaxed) {
+        if !std::mem::replace(&mut self.facts().has_failed, true) {
             metrics::count(metrics::WORK_FAILED);
         }
     }
@@ -281,18 +284,18 @@ impl HoldSpan {
     /// The work was not run, and comes again. So the release counts neither as done work nor as failed work.
     #[cfg(feature = "lambda")]
     pub(super) fn not_run(&self) {
-        self.has_failed.store(true, Ordering::Relaxed);
+        self.facts().has_failed = true;
     }
 
     /// The work was committed, although its answer was lost, so that it seemed to fail.
     pub(super) fn committed(&self) {
-        self.has_failed.store(false, Ordering::Relaxed);
+        self.facts().has_failed = false;
     }
 
     /// The lock was released or completed, by a request that was sent and answered at these times.
     pub(super) fn released(&self, outcome: &'static str, request: Option<(Moment, Moment)>) {
         self.end_with(outcome);
-        if !self.has_failed.load(Ordering::Relaxed) {
+        if !self.facts().has_failed {
             metrics::count(metrics::RELEASED);
         }
         if let Some((sent, answered)) = request {
@@ -308,24 +311,29 @@ impl HoldSpan {
         metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.kind().as_str());
     }
 
-    fn outcome(&self) -> &'static str {
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    fn end_with(&self, outcome: &'static str) {
+        self.facts().outcome = outcome;
+        self.report_overrun();
     }
 
-    fn end_with(&self, outcome: &'static str) {
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
-        if self.has_overrun.load(Ordering::Relaxed) {
+    fn report_overrun(&self) {
+        let has_overrun = self.facts().has_overrun;
+        if has_overrun {
             self.lost(None);
         }
+    }
+
+    /// The facts are plain values, so a panic cannot leave them half-written.
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for HoldSpan {
     fn drop(&mut self) {
-        if self.has_overrun.load(Ordering::Relaxed) {
-            self.lost(None);
-        }
+        self.report_overrun();
+        let Facts { is_lost, outcome, .. } = *self.facts();
         // A lost lock stays lost, even if its release succeeds.
-        self.span.record("outcome", if *self.is_lost.get_mut() { "lost" } else { self.outcome() });
+        self.span.record("outcome", if is_lost { "lost" } else { outcome });
     }
 }
