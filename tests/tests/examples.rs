@@ -76,6 +76,8 @@ mod webhook;
 mod workflow;
 
 const README: &str = include_str!("../../README.md");
+/// The guide with the table of all problems.
+const WHICH: &str = include_str!("../../lock/docs/learn/which.md");
 
 /// The blocks of code in the README, in their order.
 fn blocks() -> Vec<&'static str> {
@@ -137,41 +139,61 @@ fn cells(row: &str) -> Vec<&str> {
     row.trim_matches('|').split('|').map(str::trim).collect()
 }
 
+/// The header and the rows of a page's table of problems.
+fn problems(page: &str) -> (Vec<&str>, Vec<Vec<&str>>) {
+    let table = page.lines().skip_while(|line| !line.starts_with("| your problem |"));
+    let mut rows = table.take_while(|line| line.starts_with('|')).map(cells);
+    (rows.next().unwrap(), rows.skip(1).collect())
+}
+
 #[test]
 fn each_cell_of_the_recipes_is_shown_by_a_test() {
     // Where the tests of a recipe without a template are.
     let elsewhere = [
-        ("lock/docs/recipes/keys.md", concat!(include_str!("several/acquire.rs"), include_str!("several/waiting.rs"))),
-        ("lock/durable/README.md", include_str!("../../lock/durable/tests/durable/turns.rs")),
-        ("lock/docs/reference/program.md", include_str!("../../program/tests/program/run.rs")),
+        ("[recipes/keys]", concat!(include_str!("several/acquire.rs"), include_str!("several/waiting.rs"))),
+        ("[recipes/workflows#durable-functions]", include_str!("../../lock/durable/tests/durable/turns.rs")),
+        ("[reference/program]", include_str!("../../program/tests/program/run.rs")),
     ];
-    let mut table = README.lines().skip_while(|line| !line.starts_with("| your problem |"));
-    let headers = cells(table.next().unwrap());
+    let (headers, rows) = problems(WHICH);
     assert_eq!(
         headers[2..],
         ["while the first one runs, another one", "after the first one has finished, another one"]
     );
     let (mut left, mut found) = (templates(), 0);
-    for row in table.skip(1).take_while(|line| line.starts_with('|')).map(cells) {
-        for link in row[1].split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
-            let source = if let Some(template) = link.strip_prefix("templates/") {
-                let template = template.trim_end_matches("/template");
-                left.remove(template);
-                file_of(template, "src/main.rs")
-            } else if let Some((_, source)) = elsewhere.iter().find(|(page, _)| *page == link) {
-                (*source).to_owned()
-            } else {
-                continue;
-            };
+    for row in rows {
+        let named = row[1].split('`').skip(1).step_by(2).filter(|name| templates().contains(*name));
+        let named: Vec<_> = named.map(|template| (template, file_of(template, "src/main.rs"))).collect();
+        let linked = elsewhere.iter().filter(|(label, _)| row[1].contains(label));
+        let linked = linked.map(|(label, source)| (*label, (*source).to_owned()));
+        for (name, source) in named.into_iter().chain(linked) {
+            left.remove(name);
             let shown = sentences_above_tests(&source);
             for (header, cell) in headers[2..].iter().zip(&row[2..]) {
                 let sentence = format!("{}{} {cell}.", header[..1].to_uppercase(), &header[1..]);
-                assert!(shown.contains(&sentence.as_str()), "no test of {link} shows: {sentence}");
+                assert!(shown.contains(&sentence.as_str()), "no test of {name} shows: {sentence}");
                 found += 1;
             }
         }
     }
-    assert_eq!((left, found), (BTreeSet::new(), 30), "a template has no row, or a row no test");
+    assert_eq!((left, found), (BTreeSet::new(), 32), "a template has no row, or a row no test");
+}
+
+#[test]
+fn a_row_of_the_readme_is_a_short_row_of_the_guide() {
+    let (_, all) = problems(WHICH);
+    let (_, short) = problems(README);
+    assert_eq!(short.len(), 8);
+    for row in short {
+        let (problem, link) = row[0].strip_prefix('[').unwrap().split_once("](lock/docs/").unwrap();
+        let in_full = all.iter().find(|row| row[0].starts_with(problem)).unwrap_or_else(|| panic!("{problem}"));
+        assert!(
+            in_full[1].contains(&format!("[{}]", link.trim_end_matches(')').replace(".md", ""))),
+            "{problem}: {link}"
+        );
+        for (cell, in_full) in row[1..].iter().zip(&in_full[2..]) {
+            assert!(in_full.starts_with(cell), "{problem}: {cell}");
+        }
+    }
 }
 
 #[test]
