@@ -106,6 +106,16 @@ fn the_quick_start_makes_and_deploys_the_template_as_its_own_readme_says() {
     assert!(rendered("README.md").contains(deploy), "{deploy}");
 }
 
+#[test]
+fn a_function_that_adds_a_lock_needs_lines_of_the_template() {
+    let [_, _, _, add, ..] = blocks()[..] else { panic!("{README}") };
+    assert!(add.contains("lambda-lock = { path = \"CLONE/lock\""), "{add}");
+    let manifest = rendered("Cargo.toml").replace("version = \"0.1\", features", "path = \"CLONE/lock\", features");
+    for line in add.lines().map(str::trim) {
+        assert!(manifest.lines().any(|own| own == line), "{line}");
+    }
+}
+
 /// The names of the templates.
 fn templates() -> BTreeSet<String> {
     let folders = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../templates")).unwrap();
