@@ -498,7 +498,7 @@ impl Acquire {
     pub(super) fn check(&self) -> Result<(), Error> {
         self.target.check(&self.locks.0.table.key_prefix)?;
         if let Some(lease) = self.lease {
-            self.target.check_lease("lease", lease, self.deadline.is_some())?;
+            self.check_lease("lease", lease)?;
         }
         if let Some(Identity::Own(identity)) = &self.identity {
             check_identity(identity)?;
@@ -547,8 +547,13 @@ impl Acquire {
                 self.name()
             )));
         }
-        self.target.check_lease("time until the deadline", lease, self.deadline.is_some())?;
+        self.check_lease("time until the deadline", lease)?;
         Ok(settings.table.lease(&self.target, now, now.deadline_after(lease), None))
+    }
+
+    fn check_lease(&self, what: &str, lease: Duration) -> Result<(), Error> {
+        let longest = self.deadline.map_or_else(|| self.target.longest_lease(), |_| DAY);
+        check_duration(what, lease, MIN_LEASE, longest)
     }
 
     pub(super) fn holder_name(&self) -> &str {

@@ -146,17 +146,23 @@ impl<'a> Asking<'a> {
         claim(self.acquire, self.now, self.lease, self.waiting.ranks())
     }
 
-    /// Begins an attempt.
+    /// Asks again.
     pub(crate) fn ask(&mut self, now: Moment) -> Step {
         self.lease = match self.acquire.lease_from(now) {
             Ok(lease) => lease,
             // The wall clock may have passed the deadline while the timer slept.
             Err(error) => return self.finish(self.waiting.refusal().unwrap_or(error), now),
         };
-        self.acquisition.lease_end = self.lease.end;
         self.now = now;
-        self.adaptations = 0;
         self.sent.retain(|(_, _, lease)| !lease.deadline.has_passed(now));
+        self.begin()
+    }
+
+    /// Begins an attempt: the first one at the moment of the start.
+    pub(crate) fn begin(&mut self) -> Step {
+        let now = self.now;
+        self.acquisition.lease_end = self.lease.end;
+        self.adaptations = 0;
         self.waiting.ask(now);
         self.may_have_key = true;
         self.send(now)

@@ -16,7 +16,7 @@ use super::locks::Locks;
 use super::telemetry::HoldSpan;
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, identity_of};
-use crate::limits::time_to_ask;
+use crate::limits::{MIN_LEASE, check_duration, time_to_ask};
 use crate::row::{Acquisition, Grant, Released, Renewed, Renewing};
 
 /// A lock that was acquired.
@@ -359,7 +359,7 @@ impl Lock {
     #[doc(alias = "extend", alias = "heartbeat")]
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         let (locks, acquisition) = (&self.hold.locks, &self.hold.acquisition);
-        acquisition.target().check_lease("lease", lease, false)?;
+        check_duration("lease", lease, MIN_LEASE, acquisition.target().longest_lease())?;
         let _one_at_a_time = self.renewing.lock().await;
         let now = self.hold.now();
         let deadline = now.deadline_after(lease);
@@ -404,7 +404,7 @@ impl Lock {
     /// fails.
     #[doc(alias = "unlock")]
     pub async fn release(&self) -> Result<(), Error> {
-        self.hold.release(false).await.map(drop)
+        self.hold.release().await.map(drop)
     }
 
     /// Releases the lock as [`release`](Self::release) does, and returns `true` if an acquire that was refused has
@@ -448,13 +448,13 @@ impl Lock {
     /// keys cannot know: this is an error of kind [`Invalid`](crate::ErrorKind::Invalid), and the lock stays held.
     pub async fn release_coalescing(&self) -> Result<bool, Error> {
         self.hold.acquisition.target().check_one_key("coalescing")?;
-        let released = self.hold.release(true).await?;
+        let released = self.hold.release_coalescing().await?;
         Ok(matches!(released, Released::Freed { is_asked: true }))
     }
 
     /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
     pub(crate) async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
-        match self.hold.release(false).await? {
+        match self.hold.release().await? {
             Released::Completed(record) => Ok(Some(record)),
             Released::Freed { .. } | Released::NoTrace => Ok(None),
         }

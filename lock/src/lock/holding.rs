@@ -145,8 +145,16 @@ impl Holding {
         }
     }
 
-    /// Releases the lock. With `coalesces`, the answer says whether work was left to this holder.
-    pub(super) async fn release(&self, coalesces: bool) -> Result<Released, Error> {
+    pub(super) async fn release(&self) -> Result<Released, Error> {
+        self.end(false).await
+    }
+
+    /// Releases the lock. The answer says whether work was left to this holder.
+    pub(super) async fn release_coalescing(&self) -> Result<Released, Error> {
+        self.end(true).await
+    }
+
+    async fn end(&self, coalesces: bool) -> Result<Released, Error> {
         const NOTHING_LEFT: Released = Released::Freed { is_asked: false };
         let from = [Phase::Held, Phase::LostInPart, Phase::Releasing];
         let of_request = |state: &mut State| (state.new_data.clone(), state.continuation.next_sequence());
@@ -314,7 +322,7 @@ impl Held for Holding {
                 }
             }
             self.clear_min_hold();
-            self.release(false).await.map(drop)
+            self.release().await.map(drop)
         })
     }
 

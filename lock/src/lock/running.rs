@@ -12,7 +12,7 @@ use super::asking::{Answered, Asking, Ended, Step};
 use super::attempt::{Attempt, Turn};
 use super::held::Lock;
 use super::locks::Locks;
-use super::telemetry::{self, AcquireSpan, HoldSpan};
+use super::telemetry::{self, AcquireSpan};
 use super::wait::{Pause, Paused, Places};
 use crate::client::SdkAttempts;
 use crate::clock::Moment;
@@ -68,18 +68,17 @@ impl Acquire {
     ) -> Result<Ended, Error> {
         let clock = &self.locks.0.clock;
         let now = clock.now();
-        let mut telemetry = AcquireSpan::start(&self.name(), clock, now, waits);
+        let mut telemetry = AcquireSpan::start(self.name(), clock, now, waits);
         let span = telemetry.span().clone();
         let ended = match start(now) {
-            Ok(asking) => Running { acquire: self, asking }.run(now, &mut telemetry).instrument(span).await,
+            Ok(asking) => Running { acquire: self, asking }.run(&mut telemetry).instrument(span).await,
             Err(error) => Err(error),
         };
         match ended {
             Ok(Ended::Acquired((acquisition, mut grant))) => {
                 let taken_from = std::mem::take(&mut grant.taken_from);
-                let of_hold = HoldSpan::new(telemetry.span().clone(), self.name());
-                let lock = Lock::new(self.locks.clone(), acquisition, grant, of_hold, self.min_hold);
-                telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), &taken_from);
+                let lock = Lock::new(self.locks.clone(), acquisition, grant, telemetry.hold(), self.min_hold);
+                telemetry.acquired(lock.owner(), lock.fence(), &taken_from);
                 Ok(Ended::Acquired(lock))
             }
             Ok(Ended::Completed(record)) => {
@@ -105,9 +104,9 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    async fn run(mut self, now: Moment, telemetry: &mut AcquireSpan) -> Result<Ended<(Acquisition, Grant)>, Error> {
+    async fn run(mut self, telemetry: &mut AcquireSpan) -> Result<Ended<(Acquisition, Grant)>, Error> {
         let clock = &self.acquire.locks.0.clock;
-        let mut step = self.asking.ask(now);
+        let mut step = self.asking.begin();
         loop {
             step = match step {
                 Step::End(ended) => return ended,

@@ -21,6 +21,8 @@ use crate::text::printable;
 #[derive(Debug)]
 pub(super) struct AcquireSpan {
     span: Span,
+    /// The key for people.
+    key: String,
     clock: Clock,
     started: Moment,
     /// Whether the acquire retries when it is refused.
@@ -35,7 +37,8 @@ pub(super) struct AcquireSpan {
 }
 
 impl AcquireSpan {
-    pub(super) fn start(key: &str, clock: &Clock, now: Moment, waits: bool) -> Self {
+    /// `key` names the rows' keys for people.
+    pub(super) fn start(key: String, clock: &Clock, now: Moment, waits: bool) -> Self {
         let span = tracing::info_span!(
             "lock",
             key,
@@ -49,6 +52,7 @@ impl AcquireSpan {
         );
         Self {
             span,
+            key,
             clock: clock.clone(),
             started: now,
             waits,
@@ -63,6 +67,11 @@ impl AcquireSpan {
 
     pub(super) fn span(&self) -> &Span {
         &self.span
+    }
+
+    /// Returns the span of the hold that follows.
+    pub(super) fn hold(&self) -> HoldSpan {
+        HoldSpan::new(self.span.clone(), self.key.clone())
     }
 
     /// An attempt starts.
@@ -93,12 +102,12 @@ impl AcquireSpan {
 
     /// The acquire succeeded. `taken_from` has the last holders, if they did not release the key. A last holder is
     /// [current](Holder::is_current) if it is an earlier acquire of the same identity.
-    pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: &[Holder]) {
+    pub(super) fn acquired(mut self, owner: &str, fence: u64, taken_from: &[Holder]) {
         self.span.record("owner", &*printable(owner)).record("fence", fence);
         self.end();
         metrics::count(metrics::ACQUIRED);
         metrics::time(metrics::ACQUIRE_TIME, self.clock.now().since(self.started));
-        let _in = self.span.enter();
+        let (_in, key) = (self.span.enter(), &self.key);
         tracing::debug!(key, fence, "acquired");
         for holder in taken_from {
             if holder.is_current() {

@@ -3,9 +3,10 @@
 use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
 use futures_util::future::join_all;
 
-use super::expression::{Attribute as _, Condition, Rendered, all, any, count, not};
+use super::expression::{Attribute as _, Condition, all, any, count, not};
 use super::names::{EXPIRATION, LEASE_END};
 use super::read::{Cursor, is_written_by_locks, string_at};
+use super::rendered::Rendered;
 use super::table::{Table, in_time};
 use crate::client::SdkAttempts;
 use crate::clock::{Moment, millis};

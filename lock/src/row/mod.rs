@@ -8,7 +8,8 @@
 //! | --- | --- |
 //! | `names`, `attribute`, `semaphore`, `read` | how a row is read |
 //! | `key`, `permit`, `place` | the protocol: each condition and each update |
-//! | `expression`, `table`, `write`, `repeat` | how a request is rendered and sent |
+//! | `expression`, `rendered` | conditions and updates, and their texts |
+//! | `table`, `write`, `repeat` | how a request is sent |
 //! | `owner` | the nonce and the identity in an owner |
 //! | `script` | the requests and answers without a network, for the model |
 //! | `target`, `acquisition`, `claim`; `record_claim` and `record` for idempotency | the target, and one owner's acquisition |
@@ -55,6 +56,7 @@ mod read;
 mod record;
 mod record_claim;
 mod release;
+mod rendered;
 mod renew;
 mod repeat;
 mod reserve;

@@ -9,13 +9,14 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
 
 pub(super) use super::attribute::{number_at, string_at};
-use super::expression::{Attribute as _, Condition, Path, Rendered, all, any, text};
+use super::expression::{Attribute as _, Condition, Path, all, any, text};
 use super::names::{
     ACQUIRED_AT, ASKED, COMPLETED, DATA, DUE, ERROR, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD,
     HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST, LATEST_MICROS, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER,
     PERMITS, RATE, RELEASED, RESERVED_BY, RESERVED_UNTIL, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION,
     WITHDRAWN,
 };
+use super::rendered::Rendered;
 use super::semaphore::permits;
 use super::table::{Item, Table, in_time};
 use crate::clock::{Moment, millis_up};

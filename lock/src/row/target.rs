@@ -10,8 +10,7 @@ use crate::clock::{Deadline, Lease, Moment, millis_up, seconds_up};
 use crate::error::{Error, Place as Where};
 use crate::holder::Data;
 use crate::limits::{
-    DAY, MAX_DATA_BYTES, MAX_LEASE, MAX_PERMIT_DATA_BYTES, MIN_LEASE, check_data, check_duration, check_key,
-    check_keys, check_permits,
+    DAY, MAX_DATA_BYTES, MAX_LEASE, MAX_PERMIT_DATA_BYTES, check_data, check_key, check_keys, check_permits,
 };
 
 /// The target of an acquire.
@@ -67,10 +66,9 @@ impl Target {
         }
     }
 
-    /// Checks a lease that the caller chose, or the time until the deadline if there is one.
-    pub(crate) fn check_lease(&self, what: &str, lease: Duration, has_deadline: bool) -> Result<(), Error> {
-        let longest = if matches!(self, Self::Key(_)) && !has_deadline { MAX_LEASE } else { DAY };
-        check_duration(what, lease, MIN_LEASE, longest)
+    /// Returns the longest lease that the caller may choose.
+    pub(crate) fn longest_lease(&self) -> Duration {
+        if matches!(self, Self::Key(_)) { MAX_LEASE } else { DAY }
     }
 
     /// Checks a setting that only the lock of one key has.

@@ -12,8 +12,9 @@ use aws_sdk_dynamodb::types::{
 };
 use futures_util::future::BoxFuture;
 
-use super::expression::{Condition, Rendered, Update};
+use super::expression::{Condition, Update};
 use super::read::Unreadable;
+use super::rendered::Rendered;
 use super::table::{Item, Table};
 use crate::clock::Moment;
 use crate::error::{Cause, Error, ONE_KEY_INSTEAD, cause_of_invalid};
@@ -138,7 +139,7 @@ impl Write<'_> {
     /// Returns the texts of each update, with the meanings of their placeholders.
     pub(crate) fn rendered(&self) -> impl Iterator<Item = (&str, Texts)> {
         self.updates.iter().map(|update| {
-            let Rendered { update: text, condition, names, values } = update.render();
+            let Rendered { update: text, condition, names, values } = Rendered::of_update(update);
             (update.key, (text, condition, names, values))
         })
     }
@@ -217,7 +218,7 @@ impl Table {
     /// Builds the request of an update. A refusal returns the row.
     pub(super) fn request(&self, update: &Update<'_>) -> UpdateItemFluentBuilder {
         let (key, returns) = (self.key(update.key), update.returns.clone());
-        let Rendered { update, condition, names, values } = update.render();
+        let Rendered { update, condition, names, values } = Rendered::of_update(update);
         self.sender
             .update_item()
             .table_name(&self.name)
@@ -234,7 +235,7 @@ impl Table {
     pub(super) fn part(&self, of: Transactional, update: &Update<'_>) -> Result<types::Update, Error> {
         let key = update.key;
         of.allowed_in(self, key)?;
-        let Rendered { update, condition, names, values } = update.render();
+        let Rendered { update, condition, names, values } = Rendered::of_update(update);
         types::Update::builder()
             .table_name(&self.name)
             .set_key(Some(self.key(key)))

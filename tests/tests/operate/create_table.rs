@@ -1,5 +1,7 @@
 //! `Locks::create_table`: keys, billing, tags and TTL.
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use aws_sdk_dynamodb::types::{
@@ -181,6 +183,28 @@ impl Intercept for WithoutTtl {
             answer.body = json!({ "__type": "com.amazonaws.dynamodb.v20120810#UnknownOperationException" });
         }
     }
+}
+
+/// Shows a new table as one that is still being created, to so many requests.
+#[derive(Debug)]
+struct Creating(Arc<AtomicU32>);
+
+impl Intercept for Creating {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "DescribeTable" && self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+            answer.body["Table"]["TableStatus"] = json!("CREATING");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_creation_ends_when_the_table_is_active() {
+    let world = World::without_table();
+    let left = Arc::new(AtomicU32::new(2));
+    let locks = world.locks(&world.host().intercept(Creating(Arc::clone(&left))).build()).build().unwrap();
+    locks.create_table().await.unwrap();
+    assert_eq!(left.load(Relaxed), 0, "it asked until the table was active");
+    assert_eq!(ttl(&world).await.0, Some(TimeToLiveStatus::Enabled));
 }
 
 #[tokio::test]
