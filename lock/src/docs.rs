@@ -39,8 +39,8 @@ guides! {
 guides! {
     /// One problem a page, with the code, an event and a test.
     recipes:
-        cron rebuild idempotent webhook http sqs streams objects limits rates keys newest maintenance
-        workflows deployments containers
+        cron rebuild idempotent webhook http sqs streams objects limits rates keys newest workflows
+        deployments containers
 }
 
 guides! {

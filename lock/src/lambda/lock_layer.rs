@@ -66,7 +66,7 @@ use crate::text::printable;
 /// running when the lease ends is cancelled, and the invocation fails with `LockLost`. By default Lambda's own timeout is
 /// due at the same time and usually comes first; on Managed Instances, nothing but this layer ends the handler. A handler
 /// that blocks its thread is not cancelled, and fails in the same way when it returns. Work in `spawn_blocking` or
-/// `tokio::spawn` is not cancelled either: [give it the lock](crate::docs::recipes::containers#managed-instances). A failed release is
+/// `tokio::spawn` is not cancelled either: [give it the lock](crate::docs::operate::deploying#managed-instances). A failed release is
 /// logged and does not replace the handler's result.
 ///
 /// Put a timeout inside of this layer. One outside drops the handler and the lock, whose release in the background Lambda

@@ -1,4 +1,4 @@
-//! The recipes of the guide "Locks": the newest wins, two limits, a circuit breaker, closed for maintenance.
+//! Recipes of the guides: the newest wins, two limits, a circuit breaker, a key that is closed for maintenance.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
