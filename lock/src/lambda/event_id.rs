@@ -43,7 +43,7 @@ use super::invocation::escape;
 /// an event with several records follow each other. Keys of objects can be longer than the 2,048 bytes of a row's key: choose
 /// [`RecordFormat::Hashed`](crate::idempotency::RecordFormat::Hashed) for them. A publisher that sends twice creates two ids.
 ///
-/// For events that come through a queue. SNS may deliver a copy 23 days late, and the queue may keep that copy for 14 days more:
+/// For events of SNS that come through a queue, choose [a window for both](crate::docs::learn::duplicates):
 ///
 /// ```
 /// # use std::time::Duration;

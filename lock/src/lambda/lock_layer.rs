@@ -27,7 +27,9 @@ use crate::text::printable;
 
 /// A tower layer that makes a handler a singleton: each invocation runs under a lock. It goes
 /// [outside of an `IdempotencyLayer`](crate::docs::learn::which#a-lock-and-idempotency-together), which would store the answer of
-/// [`on_held`](Self::on_held) as the event's result. With [`coalesce`](Self::coalesce), leave the `IdempotencyLayer` out.
+/// [`on_held`](Self::on_held) as the event's result. With [`coalesce`](Self::coalesce), leave the `IdempotencyLayer` out. Of two
+/// limits, such as one of a tenant and one of all tenants, [the narrower one](crate::docs::recipes::limits#two-limits-at-once)
+/// goes outside: otherwise, an invocation that waits for its tenant holds a permit of all.
 ///
 /// ```no_run
 /// use lambda_lock::{LockLayer, Locks};

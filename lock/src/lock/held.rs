@@ -23,11 +23,10 @@ use crate::row::{Acquisition, Grant, Released, Renewed, Renewing};
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks};
+/// # async fn import() {}
 /// # async fn example(locks: Locks) -> Result<(), Error> {
 /// let lock = locks.acquire("import").await?;
-/// let page = lock.data().and_then(|data| data.as_str()).unwrap_or("1").to_owned();
-/// // … import from that page on …
-/// lock.set_data("2"); // written by the release, for the next holder
+/// lock.while_held(import()).await?; // cancelled if the lease ends
 /// lock.release().await
 /// # }
 /// ```
@@ -316,6 +315,17 @@ impl Lock {
     }
 
     /// Sets the data that the next renewal or release writes for the next holder. Sends no request.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let lock = locks.acquire("import").await?;
+    /// let page = lock.data().and_then(|data| data.as_str()).unwrap_or("1").to_owned();
+    /// // … import from that page on …
+    /// lock.set_data("2"); // written by the release, for the next holder
+    /// lock.release().await
+    /// # }
+    /// ```
     pub fn set_data(&self, data: impl Into<Data>) {
         self.hold.state().new_data = Some(data.into());
     }

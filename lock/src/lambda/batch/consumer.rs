@@ -24,7 +24,11 @@ use crate::panics;
 /// [`WithRun`](crate::WithRun) around it to get the run as well. A handler that borrows a client of `main` does not compile: [clone the
 /// client](crate::LockLayer#a-handler-that-uses-a-client).
 ///
-/// | an item | |
+/// The items of a batch whose order counts are a *lane*: the messages of a group of a FIFO queue, or the records of a stream or
+/// of a partition with the same key. They run one after the other, and lanes run at once. An item without an order is a lane by
+/// itself, but items with the same key in the table are one lane that does not stop.
+///
+/// | an item | what becomes of it |
 /// | --- | --- |
 /// | whose handler returns `Ok` | is done for the [window](Self::window), even if its result cannot be stored |
 /// | that `SqsConsumer::dead_letter_if` has sent to a dead-letter queue | is done, but its row is released |
@@ -38,10 +42,6 @@ use crate::panics;
 /// | that was not started [in time](Self::min_remaining_time) | is not done |
 /// | behind an item of its lane that is not done | is not started, so that the lane stays in order; other lanes continue |
 /// | behind a failure, with [`stop_at_first_failure`](Self::stop_at_first_failure) | is not started |
-///
-/// A lane is the items of a batch whose order counts: the messages of a group of a FIFO queue, or the records of a stream
-/// or of a partition with the same key. Items without an order are a lane each, except for those with the same key in the
-/// table, which are one lane that does not stop.
 ///
 /// So the outcome of an item does not depend on what shares its batch. For example, an order with quantity 0 becomes a dead
 /// letter, and a corrected one with the same order id is the next message of the batch: it runs.
@@ -166,7 +166,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
         }
     }
 
-    /// Sets how many lanes run concurrently, on the task of the invocation; 10 by default, at least 1. Each message of a
+    /// Sets how many [lanes](Self) run concurrently, on the task of the invocation; 10 by default, at least 1. Each message of a
     /// standard queue is a lane, except that messages with the same key share one.
     ///
     /// A lane that has to [wait](Idempotency::wait) for an item in progress elsewhere does not count. Suppose that a crash has

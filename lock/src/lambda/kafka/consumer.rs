@@ -45,9 +45,8 @@ use crate::lock::Locks;
 /// - A batch has records of several partitions. The answer names the first record of each partition that is not done.
 ///   Lambda delivers a partition again from there. The records behind it that are done are completed in the table, and do
 ///   not run again. A partition that is not named is finished.
-/// - A lane is the records of a batch in the same partition with the same key. Records without a key are one lane of their
-///   partition: they keep the partition's order among each other, and have none to records with a key. Lambda itself keeps
-///   the order between batches.
+/// - The records of a batch in the same partition with the same key run in order. Records without a key keep the partition's
+///   order among each other, and have none to records with a key. Lambda itself keeps the order between batches.
 /// - The consumer waits for a record that is in progress elsewhere.
 /// - The log has the record in the field `offset`, as `payments-0:17`, and the cluster in `cluster`.
 ///

@@ -53,8 +53,8 @@ use crate::lock::Locks;
 ///   to a dead-letter queue (feature `sqs`).
 /// - A message that is in progress elsewhere returns to the queue; with `hide_while_in_progress` (feature `sqs`) hidden
 ///   until that lease ends.
-/// - Up to [`concurrency`](Consumer::concurrency) messages run concurrently. In a FIFO queue, the messages of a group are a
-///   lane: after one that returns to the queue, the rest of its group returns as well.
+/// - Up to [`concurrency`](Consumer::concurrency) messages run concurrently. In a FIFO queue, the messages of a group
+///   run in order: after one that returns to the queue, the rest of its group returns as well.
 ///
 /// In a FIFO queue, the messages that return behind a failed one have been received, too. If it fails each time, they
 /// become dead letters with it, and have never run. A `BatchSize` of 1 in the event source mapping prevents that.

@@ -44,7 +44,7 @@ use crate::lock::Locks;
 ///
 /// - The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
 ///   it are finished. The records behind it that are done are completed in the table, and do not run again.
-/// - A lane is the records of a batch with the same partition key, or in a DynamoDB stream with the same item's key. Lambda
+/// - The records of a batch with the same partition key, or in a DynamoDB stream with the same item's key, run in order. Lambda
 ///   itself keeps the order between batches.
 /// - The consumer waits for a record that is in progress elsewhere.
 ///
