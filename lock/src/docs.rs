@@ -58,5 +58,5 @@ guides! {
 guides! {
     /// What it guarantees, what checks that, how it works, and what it costs in time.
     trust:
-        guarantees proof comparison performance protocol design
+        guarantees proof comparison performance protocol
 }

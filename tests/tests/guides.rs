@@ -28,7 +28,7 @@ fn guides() -> BTreeMap<String, String> {
             }
         }
     }
-    assert!(guides.len() > 40, "{:?}", guides.keys());
+    assert!(guides.len() > 30, "{:?}", guides.keys());
     guides
 }
 
