@@ -119,12 +119,12 @@ impl Acquiring {
                 Next::Pause(Pause::Sleep(_)) => (At::Asleep, Step::Sleep),
                 Next::Withdraw(acquisition, _) => (At::Withdrawing, Step::Withdraw(withdrawal(acquisition))),
                 Next::End(Ok(Ended::Acquired((acquisition, grant)))) => {
-                    let (hold, skew) = (self.acquire.min_hold, self.acquire.locks.0.table.clock_skew);
+                    let (min_hold, skew) = (self.acquire.min_hold, self.acquire.locks.0.table.clock_skew);
                     let held = Held {
                         acquisition,
                         fence: grant.fences.first().copied().unwrap_or_default(),
                         lease: grant.lease,
-                        continuation: Continuation::new(grant.sent, hold, skew),
+                        continuation: Continuation::new(grant.sent, min_hold, skew),
                     };
                     (At::End, Step::Held(held))
                 }

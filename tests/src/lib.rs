@@ -30,7 +30,6 @@ use std::fmt::Debug;
 use std::future::pending;
 use std::iter;
 use std::num::NonZero;
-use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Mutex;
 use std::thread;
@@ -68,8 +67,11 @@ where
 }
 
 /// Returns the results of `run` for these seeds, in any order. All cores share the seeds.
-pub fn on_all_cores<T: Send>(seeds: Range<u64>, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
-    let seeds = Mutex::new(seeds);
+pub fn on_all_cores<T: Send>(
+    seeds: impl IntoIterator<Item = u64, IntoIter: Send>,
+    run: impl Fn(u64) -> T + Sync,
+) -> Vec<T> {
+    let seeds = Mutex::new(seeds.into_iter());
     let share = || iter::from_fn(|| seeds.lock().unwrap().next()).map(&run).collect::<Vec<_>>();
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
