@@ -112,6 +112,7 @@ macro_rules! rules {
             turns::lying_hints_cost_time_only
             turns::a_place_that_nobody_fills_is_passed_over
             turns::a_place_whose_answer_was_lost_does_not_stop_its_waiter
+            turns::a_waiter_whose_place_was_passed_does_not_set_the_queue_back
             turns::a_waiter_whose_row_is_deleted_is_served
             turns::waiters_are_served_in_the_order_of_their_arrival
             turns::a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_delay

@@ -12,7 +12,7 @@ use tokio::join;
 use tokio::time::{sleep, timeout};
 
 use crate::subject::Subject;
-use crate::{LEASE, acquired};
+use crate::{LEASE, acquired, host};
 
 const ENOUGH: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(10);
@@ -136,6 +136,32 @@ pub(crate) async fn a_place_whose_answer_was_lost_does_not_stop_its_waiter<S: Su
     };
     let (mut next, ()) = join!(waited::<S>(&locks), serve);
     next.release().await.unwrap();
+}
+
+pub(crate) async fn a_waiter_whose_place_was_passed_does_not_set_the_queue_back<S: Subject>() {
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let ours = world.default_locks();
+    for _ in 0..20 {
+        let mut held = acquired::<S>(&ours).await;
+        sleep(MS(100)).await;
+        held.release().await.unwrap();
+    }
+    let mut first = acquired::<S>(&ours).await;
+    // The waiter has the first place, and sleeps until the hold should end.
+    let serve = async {
+        sleep(MS(50)).await;
+        let mut row = world.row(S::KEYS[0]).await.unwrap();
+        row.extend(["tail", "head"].map(|name| (name.to_owned(), AttributeValue::N("5".to_owned()))));
+        world.put_row(row).await;
+        first.release().await.unwrap();
+    };
+    let (host, theirs) = host(&world);
+    let (mut next, ()) = join!(waited::<S>(&theirs), serve);
+    // An attempt, a place, and two attempts. A set also reserves its keys.
+    assert!(host.requests() <= 5, "{} requests", host.requests());
+    next.release().await.unwrap();
+    assert_eq!((number::<S>(&world, "tail").await, number::<S>(&world, "head").await), (Some(5), Some(5)));
 }
 
 pub(crate) async fn a_waiter_whose_row_is_deleted_is_served<S: Subject>() {

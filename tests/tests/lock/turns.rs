@@ -167,19 +167,6 @@ async fn a_queue_whose_waiters_have_stopped_waiting_counts_as_empty() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_place_was_passed_does_not_set_the_queue_back() {
-    let (engine, _host, locks) = released_with_queue(0, ENOUGH).await;
-    let lock = locks.acquire("job").await.unwrap();
-    let waiting = wait(&locks);
-    sleep(ms(40)).await;
-    set_queue(&engine, 5, 5, ENOUGH).await;
-    lock.release().await.unwrap();
-    waiting.await.unwrap().unwrap().release().await.unwrap();
-    let row = row(&engine).await;
-    assert_eq!((number(&row, "tail"), number(&row, "head")), (5, 5));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_clock_ahead_within_the_skew_joins_the_queue() {
     let (engine, _host, locks) = released_with_queue(0, ENOUGH).await;
     let _lock = locks.acquire("job").await.unwrap();

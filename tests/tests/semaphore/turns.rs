@@ -6,10 +6,9 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::join_all;
 use lambda_lock::embedded::{DynamoDb, Faults, Host};
 use lambda_lock::{Acquire, Lock, Locks, Wait};
-use lambda_lock_tests::Row;
 use tokio::time::sleep;
 
-use crate::{KEY, digits, number, text};
+use crate::{KEY, digits, text};
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -71,11 +70,6 @@ impl Stage {
             .send()
             .await
             .unwrap();
-    }
-
-    async fn row(&self) -> Row {
-        let key = text(KEY);
-        self.engine.client().get_item().table_name("locks").key("id", key).send().await.unwrap().item.unwrap()
     }
 
     fn since(&self, started: SystemTime) -> Duration {
@@ -186,23 +180,4 @@ async fn a_wait_does_not_end_without_a_permit_that_is_free() {
         stage.set_queue(9, 0).await;
         stage.asking(2).wait(wait).await.unwrap().release().await.unwrap();
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_waiter_whose_place_was_passed_does_not_set_the_queue_back() {
-    let stage = Stage::set().await;
-    stage.hold(2, ms(100)).await;
-    let held = stage.held(2).await;
-    let sent = stage.host.requests();
-    // It sleeps until the hold should end.
-    let serve = async {
-        sleep(ms(50)).await;
-        stage.set_queue(5, 5).await;
-        held[0].release().await.unwrap();
-    };
-    let (permit, ()) = tokio::join!(stage.asking(2).wait(in_turn()).into_future(), serve);
-    assert_eq!(stage.host.requests() - sent, 5, "a release, an attempt, a place, and two attempts");
-    permit.unwrap().release().await.unwrap();
-    let row = stage.row().await;
-    assert_eq!((number(&row, "tail"), number(&row, "head")), (5, 5));
 }
