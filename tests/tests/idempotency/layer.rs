@@ -159,7 +159,7 @@ async fn an_error_reaches_lambda_unchanged_and_a_replayed_one_as_stored() {
 }
 
 #[tokio::test]
-async fn a_handler_of_with_run_gets_the_run() {
+async fn a_handler_that_takes_with_run_gets_its_run() {
     let (world, host, locks) = environment().await;
     let world = Arc::new(world);
     let service = IdempotencyLayer::new(invocations(&locks)).layer(service_fn({
@@ -274,7 +274,7 @@ async fn one_of_ten_concurrent_invocations_of_each_key_runs() {
 }
 
 #[tokio::test]
-async fn a_handler_of_with_run_can_be_tested_alone() {
+async fn a_handler_that_takes_with_run_can_be_tested_alone() {
     async fn handler(WithRun { input, run, .. }: WithRun<u32>) -> Result<u32, Declined> {
         tokio::task::yield_now().await;
         Ok(input + u32::from(run.lock().is_enforced()))

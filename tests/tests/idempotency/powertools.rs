@@ -229,7 +229,7 @@ async fn a_record_of_typescript_with_half_of_a_character_is_replaced_after_its_w
 }
 
 #[tokio::test]
-async fn rejects_an_integer_of_python_above_64_bits() {
+async fn a_python_integer_above_64_bits_is_rejected() {
     let (world, host, locks) = environment().await;
     let data = text(r#"{"id": 123456789012345678901}"#);
     world.put_row(completed(&host, [("id", text("orders#ebd9f4c7b06cb0aaf5d13d80e49d8b90")), ("data", data)])).await;

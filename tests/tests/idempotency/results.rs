@@ -92,7 +92,7 @@ async fn a_duplicate_of_a_run_without_its_result_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_stored_result_of_another_type_is_an_error_without_the_result() {
+async fn a_stored_result_of_another_type_fails_without_showing_its_content() {
     let (world, _host, locks) = environment().await;
     let before: Orders<String> = orders(&locks);
     before.run(&order("a"), async |_| Ok("4111 1111".to_owned())).await.unwrap();

@@ -226,7 +226,7 @@ async fn the_earlier_of_two_attempts_at_once_cannot_undo_the_later() {
 }
 
 #[tokio::test]
-async fn branches_with_one_identity_work_at_once_and_with_their_names_one_waits() {
+async fn branches_with_identities_of_their_own_exclude_each_other() {
     let world = World::new().await;
     let host = world.host().build();
     let (east, west) = (take(&world, "1").await.unwrap(), take(&world, "1").await.unwrap());

@@ -171,7 +171,7 @@ fn with_field(turn: &Value, name: &str, value: &Value) -> Value {
 }
 
 #[test]
-fn json_of_another_form_is_refused_as_no_turn() {
+fn json_that_does_not_describe_a_turn_is_rejected() {
     for (json, named) in
         [("5", "expected a turn"), (r#""turn""#, "expected a turn"), (r#"{"keys":[5]}"#, "a key of a turn")]
     {

@@ -64,7 +64,7 @@ async fn a_renewal_keeps_the_work_that_was_left() {
 }
 
 #[tokio::test]
-async fn a_repeated_release_says_the_same() {
+async fn a_release_whose_answer_was_lost_reports_the_work_left_to_it() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire(KEY).await.unwrap();
@@ -95,7 +95,7 @@ async fn no_work_is_left_to_a_holder_that_has_gone() {
 }
 
 #[tokio::test]
-async fn no_work_is_left_to_a_minimum_hold_or_a_permit() {
+async fn coalescing_with_a_minimum_hold_or_a_permit_leaves_no_work() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();

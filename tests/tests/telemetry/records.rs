@@ -136,7 +136,7 @@ async fn an_input_with_an_invalid_key_is_a_refusal_without_a_span() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_released_by_its_work_is_counted_as_released_once() {
+async fn a_run_that_releases_its_own_lock_counts_one_release() {
     let stage = Stage::set().await;
     let orders = orders(&stage.locks());
     let run = orders
@@ -154,7 +154,7 @@ async fn a_record_released_by_its_work_is_counted_as_released_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_after_an_error_is_counted_by_its_outcome() {
+async fn a_failed_run_is_counted_as_its_error_policy_says() {
     let stage = Stage::set().await;
     let locks = stage.locks();
     let acquired = ["acquired 1", "acquire_time [0.0]", "hold_time [0.0]"];
