@@ -168,6 +168,15 @@ impl<P, T, E> Service<P> for OneByOne<P, T, E> {
     }
 }
 
+/// How many times the SDK sends a request that is not answered.
+pub const TRIES: u64 = 3;
+
+/// Returns all tries of a request, if this is the first one: that many writes of a host, counted from 1.
+#[must_use]
+pub const fn all_tries_from(first: u32) -> RangeInclusive<u32> {
+    first..=first + 2
+}
+
 /// Turns the answers to these requests of an operation, counted from 1, into server errors after they were applied. The
 /// SDK then retries the request, as after a lost answer.
 #[derive(Debug)]

@@ -176,7 +176,7 @@ impl Intercept for Replace {
 /// Steps the clock of a host while one of its requests is under way, as if its process was frozen or its clock was set.
 #[derive(Clone, Debug)]
 pub struct StepsClock {
-    which: u32,
+    which: u64,
     step: fn(&Host),
     sent: Counter,
     host: Arc<OnceLock<Host>>,
@@ -184,7 +184,7 @@ pub struct StepsClock {
 
 impl StepsClock {
     /// Builds a host whose clock steps in this request, counted from 1. Each attempt of the SDK counts.
-    pub fn host(builder: HostBuilder, which: u32, step: fn(&Host)) -> Host {
+    pub fn host(builder: HostBuilder, which: u64, step: fn(&Host)) -> Host {
         let steps = Self { which, step, sent: Counter::default(), host: Arc::default() };
         let host = builder.intercept(steps.clone()).build();
         steps.host.set(host.clone()).unwrap();
@@ -194,7 +194,7 @@ impl StepsClock {
 
 impl Intercept for StepsClock {
     fn request(&self, _: &str, _: &mut Value) {
-        if self.sent.count() == self.which {
+        if u64::from(self.sent.count()) == self.which {
             (self.step)(self.host.get().unwrap());
         }
     }

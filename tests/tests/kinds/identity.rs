@@ -6,6 +6,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Error, ErrorKind, Locks, Wait};
+use lambda_lock_tests::invocation::all_tries_from;
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
 use tokio::join;
@@ -13,7 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::late::{assert_withdrawn_by_a_clock_set_back, free_by_force};
 use crate::subject::Subject;
-use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_free, assert_held, assert_withdrawn, at_pauses, rows};
+use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_free, assert_held_by, assert_withdrawn, at_pauses, rows};
 
 const IDENTITY: &str = "execution 1";
 
@@ -66,12 +67,12 @@ pub(crate) async fn a_later_acquire_of_the_identity_takes_over<S: Subject>() {
         let (host, locks) = crate::host(&world);
         let mut lock: S = asks.sent(&locks).await;
         // A refusal shows what to take over, unless the fence of a key is known. The test reads that fence.
-        let is_one_key = S::KEYS.len() == 1 && S::LEAVES_TRACE;
+        let is_one_key = S::KEYS.len() == 1 && !S::IS_PERMIT;
         assert_eq!(host.requests(), if asks == Asks::TakeOverFrom && !is_one_key { 3 } else { 2 }, "{asks:?}");
         assert_larger(&lock.fences(), &earlier.fences());
         assert_eq!(earlier.renew(LEASE).await.unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
-        assert_held::<S>(&world).await;
+        assert_held_by(&world, &lock).await;
         lock.renew(LEASE).await.unwrap();
         lock.release().await.unwrap();
         assert_free::<S>(&world).await;
@@ -204,7 +205,7 @@ pub(crate) async fn an_acquire_by_an_earlier_clock_has_what_its_identity_has_rel
 }
 
 pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: Subject>() {
-    let (world, late) = (World::new().await, S::hold_back(1..=3));
+    let (world, late) = (World::new().await, S::hold_back(all_tries_from(1)));
     let first = world.host().intercept(late.clone()).build();
     let Err(error) =
         S::acquire_for(&world.locks_with_quick_retries(&first).build().unwrap(), LEASE, IDENTITY, None).await
@@ -219,7 +220,7 @@ pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: S
     assert!(!late.deliver(&world).await);
     assert_eq!(rows::<S>(&world).await, before);
     lock.release().await.unwrap();
-    if !S::LEAVES_TRACE {
+    if S::IS_PERMIT {
         return;
     }
     let before = rows::<S>(&world).await;
@@ -231,7 +232,7 @@ pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: S
 /// Its renewal or its release arrives after the takeover, and after the release of the later holder.
 pub(crate) async fn late_requests_of_the_earlier_holder_change_nothing_after_a_takeover<S: Subject>() {
     for (asks, releases) in Asks::ALL.into_iter().flat_map(|asks| [(asks, false), (asks, true)]) {
-        let (world, late) = (World::new().await, S::hold_back(2..=4));
+        let (world, late) = (World::new().await, S::hold_back(all_tries_from(2)));
         let host = world.host().intercept(late.clone()).build();
         let mut held: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
         let unanswered = if releases { held.release().await } else { held.renew(2 * LEASE).await };
@@ -249,10 +250,10 @@ pub(crate) async fn late_requests_of_the_earlier_holder_change_nothing_after_a_t
 /// The first attempt of the dead acquire has the lock. Its second attempt is late, and has a larger number than the later
 /// acquire, whose clock is behind.
 pub(crate) async fn a_late_attempt_of_a_dead_acquire_takes_nothing_over<S: Subject>() {
-    let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
+    let (world, late) = (World::in_virtual_time().await, S::hold_back(all_tries_from(4)));
     tokio::time::pause();
     let host = world.host().clock_ahead(Duration::from_millis(900));
-    let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone()).build();
+    let host = host.intercept(S::lose_answers(all_tries_from(1))).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let mut dying = Box::pin(S::acquire_for(&locks, LEASE, IDENTITY, Some(at_pauses(PAUSE, LEASE))));
     assert!(timeout(PAUSE * 3 / 2, &mut dying).await.is_err(), "it has ended before its third attempt");
@@ -270,12 +271,12 @@ pub(crate) async fn a_late_attempt_of_a_dead_acquire_takes_nothing_over<S: Subje
 /// release.
 pub(crate) async fn a_late_takeover_that_was_withdrawn_takes_nothing<S: Subject>() {
     for asks in Asks::ALL {
-        let (world, late) = (World::new().await, S::hold_back(1..=3));
+        let (world, late) = (World::new().await, S::hold_back(all_tries_from(1)));
         let mut earlier: S = acquired(&world.default_locks()).await;
         let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
         withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), asks).await;
         assert!(!late.deliver(&world).await);
-        assert_held::<S>(&world).await;
+        assert_held_by(&world, &earlier).await;
         earlier.renew(LEASE).await.unwrap();
         earlier.release().await.unwrap();
         assert!(!late.deliver(&world).await);
@@ -285,7 +286,7 @@ pub(crate) async fn a_late_takeover_that_was_withdrawn_takes_nothing<S: Subject>
 
 /// The earlier holder has crashed, and others have had the key since its lease. They have replaced what it left.
 pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others<S: Subject>() {
-    let (world, late) = (World::new().await, S::hold_back(1..=3));
+    let (world, late) = (World::new().await, S::hold_back(all_tries_from(1)));
     let crashed: S = acquired(&world.default_locks()).await;
     let host =
         world.host().later(AFTER_THE_LEASE).clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
@@ -310,7 +311,7 @@ pub(crate) async fn a_release_after_a_takeover_is_lost_whatever_was_answered<S: 
     let mut earlier: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
     let mut lock: S = acquired(&world.default_locks()).await;
     assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
-    assert_held::<S>(&world).await;
+    assert_held_by(&world, &lock).await;
     lock.release().await.unwrap();
 }
 
@@ -389,7 +390,7 @@ pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeat
     let world = World::new().await;
     let _held: S = acquired(&world.default_locks()).await;
     // The three of the SDK.
-    let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(Late::updates(1..=3)).build();
+    let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(Late::updates(all_tries_from(1))).build();
     let tools = world.locks_with_quick_retries(&host).build().unwrap();
     let error = tools.release_identity(S::KEYS[0], IDENTITY).await.unwrap_err();
     assert_eq!((error.kind(), host.requests()), (ErrorKind::Unavailable, 4), "{error}");
@@ -410,7 +411,7 @@ async fn freed_while_it_waits<S: Subject>(
     others: impl Future<Output = ()>,
 ) -> Result<S, Error> {
     // The three attempts of the SDK, of which the first takes the key.
-    let host = world.host().intercept(S::lose_answers(1..=3)).build();
+    let host = world.host().intercept(S::lose_answers(all_tries_from(1))).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let freed = async {
         sleep(LEASE / 5).await;
@@ -433,7 +434,7 @@ pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_begins_anew<S: S
     let waited: Result<S, _> = freed_while_it_waits(&world, &world.default_locks(), crash).await;
     let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
     held.renew(LEASE).await.unwrap();
-    assert_held::<S>(&world).await;
+    assert_held_by(&world, &held).await;
     held.release().await.unwrap();
 }
 
@@ -471,7 +472,7 @@ async fn freed_before_a_late_attempt<S: Subject>(
     budget: Duration,
 ) -> (Error, Locks) {
     let _earlier: Option<S> = if asks == Asks::Acquire { None } else { Some(acquired(&world.default_locks()).await) };
-    let lost = S::lose_answers(1..=3);
+    let lost = S::lose_answers(all_tries_from(1));
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(lost).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let wait = Some(at_pauses(PAUSE, budget));
@@ -492,7 +493,7 @@ async fn freed_before_a_late_attempt<S: Subject>(
 pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_holder<S: Subject>() {
     tokio::time::pause();
     for free in [Free::ForIdentity, Free::ByForce] {
-        let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
+        let (world, late) = (World::in_virtual_time().await, S::hold_back(all_tries_from(4)));
         let next = async {
             sleep(PAUSE * 3 / 2).await;
             crate::acquired::<S>(&world.default_locks()).await
@@ -512,7 +513,7 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its
     for case in 0..12 {
         let free = if case & 1 == 0 { Free::ForIdentity } else { Free::ByForce };
         let (is_same, asks) = (case & 2 == 0, Asks::ALL[case / 4]);
-        let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
+        let (world, late) = (World::in_virtual_time().await, S::hold_back(all_tries_from(4)));
         let (error, locks) = freed_before_a_late_attempt::<S>(&world, &late, free, asks, PAUSE).await;
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         locks.flush(Duration::from_mins(1)).await.unwrap();

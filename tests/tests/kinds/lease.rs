@@ -7,7 +7,10 @@ use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
 use crate::subject::Subject;
-use crate::{AFTER_THE_LEASE, CLOCK_SKEW, LEASE, RETENTION, acquired, ahead, assert_free, assert_refused, host, rows};
+use crate::{
+    AFTER_THE_LEASE, CLOCK_SKEW, LEASE, RETENTION, acquired, ahead, assert_free, assert_held_by, assert_refused, host,
+    rows,
+};
 
 /// Two leases, each with the bound that it does not keep.
 fn beyond<S: Subject>() -> [(Duration, &'static str); 2] {
@@ -72,14 +75,17 @@ pub(crate) async fn a_row_stays_for_the_retention_after_its_lease<S: Subject>() 
 }
 
 pub(crate) async fn a_lock_is_lost_after_its_lease<S: Subject>() {
-    for renews in [false, true] {
+    for (renews, is_known) in [(false, false), (false, true), (true, false), (true, true)] {
         let world = World::new().await;
         let (host, locks) = host(&world);
         let mut held: S = acquired(&locks).await;
-        host.advance_clock(AFTER_THE_LEASE);
+        if is_known {
+            host.advance_clock(AFTER_THE_LEASE);
+        }
         let mut next: S = acquired(&ahead(&world, AFTER_THE_LEASE)).await;
         let before = rows::<S>(&world).await;
         let answer = if renews { held.renew(LEASE).await } else { held.release().await };
+        assert_eq!(host.requests(), if renews && is_known { 1 } else { 2 });
         if renews || S::REPORTS_LATE_RELEASE {
             let error = answer.unwrap_err();
             assert!(error.is_lost(), "{error}");
@@ -89,10 +95,23 @@ pub(crate) async fn a_lock_is_lost_after_its_lease<S: Subject>() {
     }
 }
 
+pub(crate) async fn an_expired_lock_that_nobody_took_can_be_released<S: Subject>() {
+    let world = World::new().await;
+    let (host, locks) = host(&world);
+    let mut held: S = acquired(&locks).await;
+    host.advance_clock(LEASE);
+    held.release().await.unwrap();
+    // The key is free by the clock of the releaser, too.
+    acquired::<S>(&locks).await.release().await.unwrap();
+}
+
 pub(crate) async fn a_renewal_keeps_others_out_for_longer<S: Subject>() {
     let world = World::new().await;
-    let mut held: S = acquired(&world.default_locks()).await;
+    let (host, locks) = host(&world);
+    let mut held: S = acquired(&locks).await;
     held.renew(2 * LEASE).await.unwrap();
+    assert_eq!(host.requests(), 2);
+    assert_held_by(&world, &held).await;
     assert_refused::<S>(&ahead(&world, AFTER_THE_LEASE)).await;
     let mut next: S = acquired(&ahead(&world, LEASE + AFTER_THE_LEASE)).await;
     next.release().await.unwrap();

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use lambda_lock::embedded::Host;
 use lambda_lock::{Backoff, Error, ErrorKind, Jitter, Locks, Wait};
+use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Row, World};
 use subject::Subject;
 
@@ -48,12 +49,14 @@ macro_rules! rules {
         tests! { $subject:
             answers::an_acquire_whose_answer_was_lost_succeeds
             answers::a_renewal_whose_answer_was_lost_succeeds
+            answers::a_renewal_after_an_unanswered_renewal_succeeds
             answers::a_release_whose_answer_was_lost_succeeds
             answers::a_refusal_without_its_row_names_the_cause
             answers::an_acquire_that_was_not_answered_frees_the_key
             late::a_late_duplicate_of_an_acquire_takes_nothing
             late::a_late_attempt_of_an_unanswered_acquire_takes_nothing
             late::a_late_attempt_of_a_refused_acquire_takes_nothing
+            late::a_refusal_with_every_attempt_answered_sends_nothing_more
             late::a_withdrawal_is_dated_after_each_request_in_which_its_process_was_frozen
             late::a_grant_whose_process_was_frozen_beyond_its_lease_is_freed
             late::a_late_request_of_an_acquire_changes_nothing_after_its_release
@@ -73,6 +76,7 @@ macro_rules! rules {
             lease::the_longest_lease_is_granted
             lease::a_row_stays_for_the_retention_after_its_lease
             lease::a_lock_is_lost_after_its_lease
+            lease::an_expired_lock_that_nobody_took_can_be_released
             lease::a_renewal_keeps_others_out_for_longer
             clocks::others_wait_until_the_lease_and_the_skew_are_over
             clocks::each_acquisition_has_a_larger_fence
@@ -100,6 +104,7 @@ macro_rules! rules {
     };
     (turns, $subject:ident) => {
         tests! { $subject:
+            answers::an_acquire_without_any_answer_succeeds_at_the_next_attempt
             late::after_a_late_grant_a_forced_release_loses_the_lock
             late::a_release_by_force_frees_no_later_acquisition
             late::a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later
@@ -216,6 +221,7 @@ async fn acquired<S: Subject>(locks: &Locks) -> S {
 async fn assert_withdrawn<S: Subject>(locks: &Locks, answer: Result<S, Error>) {
     let Err(error) = answer else { panic!("it was granted") };
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(S::KEYS.iter().all(|key| error.to_string().contains(&format!("`{key}`"))), "{error}");
     locks.flush(Duration::from_mins(1)).await.unwrap();
 }
 
@@ -232,10 +238,13 @@ async fn rows<S: Subject>(world: &World) -> Vec<Option<Row>> {
     rows
 }
 
-/// Asserts that an observer sees the keys held, and that another host is refused.
-async fn assert_held<S: Subject>(world: &World) {
-    for key in S::KEYS {
-        assert!(is_held(&world.default_locks(), key).await, "{key} is free");
+/// Asserts that the rows show this lock until the end of its lease and the skew, and that another host is refused.
+async fn assert_held_by<S: Subject>(world: &World, held: &S) {
+    let until = millis(held.expires_at() + CLOCK_SKEW);
+    for (key, fence) in S::KEYS.iter().zip(held.fences()) {
+        let holder = world.default_locks().get(*key).await.unwrap().unwrap();
+        assert!(holder.is_current(), "{key} is free");
+        assert_eq!((holder.fence(), millis(holder.until())), (Some(fence), until), "{key}");
     }
     assert_refused::<S>(&world.default_locks()).await;
 }

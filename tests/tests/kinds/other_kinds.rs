@@ -1,15 +1,22 @@
 //! A key has one kind, until its row is deleted.
 
-use lambda_lock::ErrorKind;
+use lambda_lock::{ErrorKind, Locks};
 use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::all_tries_from;
 
 use crate::subject::Subject;
 use crate::{LEASE, assert_free, assert_withdrawn, rows};
 
+/// Acquires and releases one of the keys as a kind that the subject does not know.
+async fn use_as_another_kind<S: Subject>(locks: &Locks) {
+    let acquire = if S::IS_PERMIT { locks.acquire(S::KEYS[0]) } else { locks.semaphore(S::KEYS[0], 1).acquire() };
+    acquire.await.unwrap().release().await.unwrap();
+}
+
 pub(crate) async fn a_row_of_another_kind_is_refused<S: Subject>() {
     let world = World::new().await;
     let locks = world.default_locks();
-    S::use_as_another_kind(&locks).await;
+    use_as_another_kind::<S>(&locks).await;
     let before = rows::<S>(&world).await;
     let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
     assert_eq!(error.kind(), ErrorKind::WrongKind, "{error}");
@@ -20,8 +27,8 @@ pub(crate) async fn a_row_of_another_kind_is_refused<S: Subject>() {
 
 /// The acquire is not answered, so that its withdrawal does not know the kind of the row.
 pub(crate) async fn a_withdrawal_leaves_a_row_of_another_kind_as_it_is<S: Subject>() {
-    let (world, late) = (World::new().await, S::hold_back(1..=3));
-    S::use_as_another_kind(&world.default_locks()).await;
+    let (world, late) = (World::new().await, S::hold_back(all_tries_from(1)));
+    use_as_another_kind::<S>(&world.default_locks()).await;
     let before = rows::<S>(&world).await;
     let locks = world.locks_with_quick_retries(&world.host().intercept(late.clone()).build()).build().unwrap();
     assert_withdrawn(&locks, S::acquire(&locks, LEASE).await).await;

@@ -5,7 +5,7 @@ use lambda_lock::embedded::{Faults, HostBuilder};
 use lambda_lock_tests::World;
 
 use crate::subject::Subject;
-use crate::{LEASE, acquired, assert_free, assert_held};
+use crate::{LEASE, acquired, assert_free, assert_held_by};
 
 fn locks(world: &World, host: HostBuilder) -> Locks {
     world.locks_with_quick_retries(&host.build()).multi_region_strong_consistency(true).build().unwrap()
@@ -15,7 +15,7 @@ pub(crate) async fn a_key_that_is_held_in_one_region_is_refused_in_others<S: Sub
     let world = World::across_regions().await;
     let mut held: S = acquired(&locks(&world, world.host())).await;
     held.renew(2 * LEASE).await.unwrap();
-    assert_held::<S>(&world).await;
+    assert_held_by(&world, &held).await;
     held.release().await.unwrap();
     assert_free::<S>(&world).await;
 }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Acquire, Error, HandlerError, Idempotency, Lock, Locks, Run, Wait, request_token};
@@ -23,8 +23,8 @@ pub(crate) trait Subject: Sized {
     const LONGEST: (Duration, &'static str) = (DAY, "1day");
     /// The operation of all its writes.
     const OPERATION: &'static str = "UpdateItem";
-    /// Its release leaves a trace in the row.
-    const LEAVES_TRACE: bool = true;
+    /// It is a permit, of which nothing stays in the row after its release.
+    const IS_PERMIT: bool = false;
     /// An error says that a release came too late.
     const REPORTS_LATE_RELEASE: bool = true;
 
@@ -51,10 +51,8 @@ pub(crate) trait Subject: Sized {
     /// Returns the fence of each key.
     fn fences(&self) -> Vec<u64>;
 
-    /// Acquires and releases one of the keys as a kind that this one does not know.
-    async fn use_as_another_kind(locks: &Locks) {
-        locks.semaphore(JOB, 1).acquire().await.unwrap().release().await.unwrap();
-    }
+    /// Returns the end of the lease, for its holder.
+    fn expires_at(&self) -> SystemTime;
 
     /// Loses the answers to these writes of a host, counted from 1.
     fn lose_answers(which: RangeInclusive<u32>) -> LoseAnswers {
@@ -72,18 +70,14 @@ pub(crate) trait Subject: Sized {
     }
 }
 
-/// What an acquire claims.
+/// A kind of lock, and how it is acquired.
 pub(crate) trait Claim {
     const KEYS: &'static [&'static str] = &[JOB];
     const LONGEST: (Duration, &'static str) = (DAY, "1day");
     const OPERATION: &'static str = "UpdateItem";
-    const LEAVES_TRACE: bool = true;
+    const IS_PERMIT: bool = false;
 
     fn asked(locks: &Locks) -> Acquire;
-
-    async fn use_as_another_kind(locks: &Locks) {
-        locks.semaphore(JOB, 1).acquire().await.unwrap().release().await.unwrap();
-    }
 }
 
 #[derive(Debug)]
@@ -114,32 +108,32 @@ impl Claim for TwoKeys {
 pub(crate) struct OnePermit;
 
 impl Claim for OnePermit {
-    const LEAVES_TRACE: bool = false;
+    const IS_PERMIT: bool = true;
 
     fn asked(locks: &Locks) -> Acquire {
         locks.semaphore(JOB, 1).acquire()
     }
-
-    async fn use_as_another_kind(locks: &Locks) {
-        locks.acquire(JOB).await.unwrap().release().await.unwrap();
-    }
 }
 
-/// The lock of such a claim.
+/// The lock of such a claim. Perhaps each acquire has an identity of its own.
 #[derive(Debug)]
-pub(crate) struct Held<C>(Lock, PhantomData<C>);
+pub(crate) struct Held<C, const OF_IDENTITY: bool>(Lock, PhantomData<C>);
 
-pub(crate) type Key = Held<OneKey>;
-pub(crate) type SeveralKeys = Held<TwoKeys>;
-pub(crate) type Permit = Held<OnePermit>;
+pub(crate) type Key = Held<OneKey, false>;
+pub(crate) type SeveralKeys = Held<TwoKeys, false>;
+pub(crate) type Permit = Held<OnePermit, false>;
+pub(crate) type KeyOfIdentity = Held<OneKey, true>;
+pub(crate) type SeveralKeysOfIdentity = Held<TwoKeys, true>;
+pub(crate) type PermitOfIdentity = Held<OnePermit, true>;
 
-impl<C: Claim> Held<C> {
+impl<C: Claim, const OF_IDENTITY: bool> Held<C, OF_IDENTITY> {
     fn of(lock: Lock) -> Self {
         Self(lock, PhantomData)
     }
 
     fn asked(locks: &Locks, lease: Duration, wait: Option<Wait>) -> Acquire {
         let acquire = C::asked(locks).lease(lease);
+        let acquire = if OF_IDENTITY { acquire.identity(request_token()) } else { acquire };
         match wait {
             Some(wait) => acquire.wait(wait),
             None => acquire,
@@ -147,11 +141,11 @@ impl<C: Claim> Held<C> {
     }
 }
 
-impl<C: Claim> Subject for Held<C> {
+impl<C: Claim, const OF_IDENTITY: bool> Subject for Held<C, OF_IDENTITY> {
     const KEYS: &'static [&'static str] = C::KEYS;
     const LONGEST: (Duration, &'static str) = C::LONGEST;
     const OPERATION: &'static str = C::OPERATION;
-    const LEAVES_TRACE: bool = C::LEAVES_TRACE;
+    const IS_PERMIT: bool = C::IS_PERMIT;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         Self::asked(locks, lease, None).await.map(Self::of)
@@ -185,47 +179,8 @@ impl<C: Claim> Subject for Held<C> {
         Self::KEYS.iter().map(|key| self.0.fence_of(key).unwrap()).collect()
     }
 
-    async fn use_as_another_kind(locks: &Locks) {
-        C::use_as_another_kind(locks).await;
-    }
-}
-
-/// A lock of which each acquire has an identity of its own.
-#[derive(Debug)]
-pub(crate) struct OfIdentity<S>(S);
-
-pub(crate) type KeyOfIdentity = OfIdentity<Key>;
-pub(crate) type SeveralKeysOfIdentity = OfIdentity<SeveralKeys>;
-pub(crate) type PermitOfIdentity = OfIdentity<Permit>;
-
-impl<S: Subject> Subject for OfIdentity<S> {
-    const KEYS: &'static [&'static str] = S::KEYS;
-    const LONGEST: (Duration, &'static str) = S::LONGEST;
-    const OPERATION: &'static str = S::OPERATION;
-    const LEAVES_TRACE: bool = S::LEAVES_TRACE;
-
-    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        S::acquire_for(locks, lease, &request_token(), None).await.map(Self)
-    }
-
-    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
-        S::acquire_for(locks, lease, &request_token(), Some(wait)).await.map(Self)
-    }
-
-    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
-        self.0.renew(lease).await
-    }
-
-    async fn release(&mut self) -> Result<(), Error> {
-        self.0.release().await
-    }
-
-    fn fences(&self) -> Vec<u64> {
-        self.0.fences()
-    }
-
-    async fn use_as_another_kind(locks: &Locks) {
-        S::use_as_another_kind(locks).await;
+    fn expires_at(&self) -> SystemTime {
+        self.0.expires_at()
     }
 }
 
@@ -234,13 +189,14 @@ pub(crate) struct Record {
     run: Option<Ending>,
     renewals: Option<mpsc::UnboundedSender<Renewal>>,
     fence: u64,
+    expires_at: SystemTime,
 }
 
 /// A run, with the error of its record.
 type Ending = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
 
-/// A lease, and who waits for the answer.
-type Renewal = (Duration, oneshot::Sender<Result<(), Error>>);
+/// A lease, and who waits for the answer and the end of the lease.
+type Renewal = (Duration, oneshot::Sender<(Result<(), Error>, SystemTime)>);
 
 #[derive(Debug)]
 struct Failed;
@@ -264,9 +220,11 @@ impl Subject for Record {
         let orders = orders.lease(lease);
         let mut run: Ending = Box::pin(async move {
             let body = async |run: &Run| {
-                begun.send(run.lock().fence()).unwrap();
+                let lock = run.lock();
+                begun.send((lock.fence(), lock.expires_at())).unwrap();
                 while let Some((lease, answer)) = asked.recv().await {
-                    let _unless_it_was_dropped = answer.send(run.lock().renew(lease).await);
+                    let renewed = lock.renew(lease).await;
+                    let _unless_it_was_dropped = answer.send((renewed, lock.expires_at()));
                 }
                 Err::<u32, _>(Failed)
             };
@@ -279,7 +237,10 @@ impl Subject for Record {
         tokio::select! {
             biased;
             ended = &mut run => Err(ended.expect_err("the body has not begun")),
-            fence = &mut has_begun => Ok(Self { run: Some(run), renewals: Some(renewals), fence: fence.unwrap() }),
+            begun = &mut has_begun => {
+                let (fence, expires_at) = begun.unwrap();
+                Ok(Self { run: Some(run), renewals: Some(renewals), fence, expires_at })
+            }
         }
     }
 
@@ -293,7 +254,11 @@ impl Subject for Record {
         tokio::select! {
             biased;
             ended = self.end() => ended,
-            answer = answered => answer.unwrap(),
+            answer = answered => {
+                let (renewed, expires_at) = answer.unwrap();
+                self.expires_at = expires_at;
+                renewed
+            }
         }
     }
 
@@ -304,5 +269,9 @@ impl Subject for Record {
 
     fn fences(&self) -> Vec<u64> {
         vec![self.fence]
+    }
+
+    fn expires_at(&self) -> SystemTime {
+        self.expires_at
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lambda_lock::{Data, ErrorKind};
 use lambda_lock_tests::World;
 
-use crate::{LEASE, assert_contains, text};
+use crate::{LEASE, assert_contains, lose_answers, text};
 
 #[tokio::test]
 async fn data_passes_to_the_next_holder_until_it_is_replaced() {
@@ -22,6 +22,15 @@ async fn data_passes_to_the_next_holder_until_it_is_replaced() {
     lock.release().await.unwrap();
     let lock = locks.acquire("job").data(vec![1, 2, 3]).await.unwrap();
     assert_eq!(lock.data().and_then(Data::as_bytes), Some(&[1, 2, 3][..]), "replaced");
+    lock.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_whose_answer_was_lost_has_its_data() {
+    let world = World::new().await;
+    let host = world.host().intercept(lose_answers(1..=1)).build();
+    let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").data("page 1").await.unwrap();
+    assert_eq!((host.requests(), lock.data().and_then(Data::as_str)), (2, Some("page 1")));
     lock.release().await.unwrap();
 }
 

@@ -1,39 +1,9 @@
 //! Fences, and the condition check that protects a transaction.
 
-use std::time::Duration;
-
 use lambda_lock::ErrorKind;
 use lambda_lock_tests::{Row, World};
 
-use crate::{CLOCK_SKEW, LEASE, assert_contains, ms, text, transact};
-
-#[tokio::test]
-async fn fences_grow_across_release_expiry_and_deletion_of_the_row() {
-    let world = World::new().await;
-    let (ours, theirs) = (world.host().build(), world.host().clock_behind(ms(400)).build());
-    let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
-    let mut fences = Vec::new();
-    let lock = locks.acquire("job").await.unwrap();
-    lock.release().await.unwrap();
-    fences.push(lock.fence());
-    let crashed = locks.acquire("job").await.unwrap();
-    fences.push(crashed.fence());
-    ours.advance_clock(LEASE + CLOCK_SKEW);
-    let lock = locks.acquire("job").await.unwrap();
-    fences.push(lock.fence());
-    lock.release().await.unwrap();
-    // DynamoDB deletes a row no earlier than its retention after its lease. This is the shortest retention, and a host
-    // whose clock is behind.
-    world.delete_row("job").await;
-    theirs.advance_clock(LEASE + CLOCK_SKEW + Duration::from_mins(15));
-    let lock = others.acquire("job").await.unwrap();
-    fences.push(lock.fence());
-    lock.release().await.unwrap();
-    let lock = others.acquire("job").await.unwrap();
-    fences.push(lock.fence());
-    lock.release().await.unwrap();
-    assert!(fences.windows(2).all(|pair| pair[0] < pair[1]), "{fences:?}");
-}
+use crate::{CLOCK_SKEW, LEASE, assert_contains, text, transact};
 
 fn report() -> Row {
     Row::from([("id".to_owned(), text("report")), ("text".to_owned(), text("all is well"))])

@@ -6,37 +6,15 @@ use std::time::{Duration, SystemTime};
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Data, ErrorKind, Lock};
-use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::invocation::{all_tries_from, millis};
 use lambda_lock_tests::{Late, Refuse, StepsClock, World};
 use serde_json::{Value, json};
 
 use crate::{RETENTION, number};
 
-/// The default.
-const CLOCK_SKEW: Duration = Duration::from_secs(1);
-
-#[tokio::test]
-async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
-    let world = World::new().await;
-    let late = Late::updates(2..=2);
-    let host = world.host().intercept(late.clone()).build();
-    let lock = world.locks_with_quick_retries(&host).build().unwrap();
-    let lock = lock.acquire("job").lease(Duration::from_mins(1)).await.unwrap();
-    let deadline = lock.expires_at();
-    lock.renew(Duration::from_secs(5)).await.unwrap();
-    while lock.expires_at() != deadline {
-        lock.renew(deadline.duration_since(host.now()).unwrap()).await.unwrap();
-    }
-
-    assert!(!late.deliver(&world).await);
-    let row = world.row("job").await.unwrap();
-    assert_eq!(row["in_progress_expiration"].as_n().unwrap(), &millis(deadline + CLOCK_SKEW).to_string());
-    lock.release().await.unwrap();
-}
-
 /// Returns a lock whose first release, with data and a minimum hold, was not answered and has not arrived.
 async fn released_without_an_answer(world: &World) -> (Lock, Late) {
-    let late = Late::updates(2..=4);
+    let late = Late::updates(all_tries_from(2));
     let host = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap();
     let lock = lock.acquire("job").min_hold(Duration::from_hours(1)).await.unwrap();
@@ -74,22 +52,6 @@ async fn a_second_release_replaces_an_unanswered_first_release() {
     next.release().await.unwrap();
 }
 
-#[tokio::test]
-async fn a_late_attempt_of_a_refused_acquire_does_not_take_the_key() {
-    let world = World::new().await;
-    let holder = world.default_locks().acquire("job").await.unwrap();
-    // The clock is ahead: the release below seems to be earlier than the request.
-    let late = Late::updates(1..=1);
-    let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert!(locks.try_acquire("job").await.unwrap().is_none());
-    holder.release().await.unwrap();
-
-    assert!(!late.deliver(&world).await);
-    let next = world.default_locks().try_acquire("job").await.unwrap().expect("the key is free");
-    next.release().await.unwrap();
-}
-
 /// Applies the first update, and loses the body of its answer.
 #[derive(Debug, Default)]
 struct LoseBody(AtomicBool);
@@ -113,37 +75,10 @@ async fn an_acquire_with_an_unreadable_answer_is_sent_again_and_finds_its_own_ro
 }
 
 #[tokio::test]
-async fn a_refusal_after_an_unanswered_attempt_sends_one_more_request() {
-    let world = World::new().await;
-    let holder = world.default_locks().acquire("job").await.unwrap();
-    let host = world.host().intercept(Late::updates(1..=1)).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert!(locks.try_acquire("job").await.unwrap().is_none());
-    assert_eq!(host.requests(), 2 + 1);
-    locks.flush(Duration::from_mins(1)).await.unwrap();
-    assert_eq!(host.requests(), 2 + 1);
-    holder.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_late_attempt_of_a_failed_acquire_does_not_take_a_key_without_a_row() {
-    let world = World::new().await;
-    let late = Late::updates(1..=3);
-    let host = world.host().intercept(late.clone()).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert_eq!(locks.try_acquire("job").await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await.unwrap();
-
-    assert!(!late.deliver(&world).await);
-    let next = world.default_locks().try_acquire("job").await.unwrap().expect("the key is free");
-    next.release().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_row_that_rejects_a_late_attempt_is_kept_for_the_retention() {
     let world = World::new().await;
     let crashed = world.default_locks().acquire("job").await.unwrap();
-    let late = Late::updates(1..=3);
+    let late = Late::updates(all_tries_from(1));
     let host = world.host().later(Duration::from_hours(23)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.try_acquire("job").await.unwrap_err().kind(), ErrorKind::Unavailable);
@@ -172,18 +107,6 @@ async fn after_the_clock_was_set_back_a_stale_duplicate_takes_nothing() {
     let row = world.row("job").await;
     assert!(!late.deliver(&world).await);
     assert_eq!(world.row("job").await, row);
-}
-
-#[tokio::test]
-async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
-    let world = World::new().await;
-    let holder = world.default_locks().acquire("job").await.unwrap();
-    let host = world.host().build();
-    let locks = world.locks(&host).build().unwrap();
-    assert!(locks.try_acquire("job").await.unwrap().is_none());
-    locks.flush(Duration::from_mins(1)).await.unwrap();
-    assert_eq!(host.requests(), 1);
-    holder.release().await.unwrap();
 }
 
 /// A row with a larger number refuses the late attempt, too.

@@ -66,22 +66,6 @@ async fn a_deadline_long_past_leaves_the_default_lease() {
 }
 
 #[tokio::test]
-async fn a_crashed_holder_blocks_the_key_for_its_lease_plus_the_clock_skew() {
-    let world = World::new().await;
-    let (crashing, host) = (world.host().build(), world.host().build());
-    let skew = Duration::from_mins(1);
-    let lock = world.locks(&crashing).clock_skew(skew).build().unwrap().acquire("job").await.unwrap();
-    crashing.crash();
-    let locks = world.locks(&host).build().unwrap();
-    assert!(locks.try_acquire("job").await.unwrap().is_none());
-    host.advance_clock(LEASE);
-    assert!(locks.try_acquire("job").await.unwrap().is_none(), "the holder's clock may be behind");
-    host.advance_clock(skew);
-    let next = locks.try_acquire("job").await.unwrap().unwrap();
-    assert!(next.fence() > lock.fence());
-}
-
-#[tokio::test]
 async fn lost_resolves_when_the_lease_ends_and_not_earlier() {
     let world = World::new().await;
     let host = world.host().build();

@@ -15,7 +15,6 @@ mod hot_waiters;
 mod keys;
 mod late_requests;
 mod lease;
-mod lost_answers;
 mod prevented;
 mod processes;
 mod recipes;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lambda_lock::embedded::{DynamoDb, Host, Intercept};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Error, ErrorKind, Idempotency, Lock, Locks};
-use lambda_lock_tests::invocation::{Cause, Prevents};
+use lambda_lock_tests::invocation::{Cause, Prevents, all_tries_from};
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
 
@@ -81,7 +81,11 @@ async fn a_withdrawal_is_repeated_with_another_token_each_time() {
     for kind in Kind::ALL {
         for cause in kind.causes() {
             let world = World::new().await;
-            let late = if kind == Kind::Set { Late::transactions(1..=3) } else { Late::updates(1..=3) };
+            let late = if kind == Kind::Set {
+                Late::transactions(all_tries_from(1))
+            } else {
+                Late::updates(all_tries_from(1))
+            };
             let tokens = Tokens::default();
             let prevents = Prevents::writes(cause, 4..=7);
             let host = world.host().intercept(tokens.clone()).intercept(late.clone()).intercept(prevents).build();

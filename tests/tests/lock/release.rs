@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Data, ErrorKind};
+use lambda_lock::Data;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, logged, millis};
 
-use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, lose_answers};
+use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly};
 
 #[tokio::test]
 async fn a_stale_release_names_the_new_holder_and_does_not_modify_the_row() {
@@ -26,19 +26,6 @@ async fn a_stale_release_names_the_new_holder_and_does_not_modify_the_row() {
 }
 
 #[tokio::test]
-async fn an_expired_lock_that_was_not_taken_over_can_be_released() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).build().unwrap();
-    let lock = locks.acquire("job").await.unwrap();
-    host.advance_clock(LEASE);
-    assert!(!lock.is_valid());
-    lock.release().await.unwrap();
-    // The key is free by the clock of the releaser too.
-    assert!(locks.try_acquire("job").await.unwrap().is_some());
-}
-
-#[tokio::test]
 async fn releasing_a_lock_without_a_row_fails() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
@@ -47,18 +34,6 @@ async fn releasing_a_lock_without_a_row_fails() {
     assert!(error.is_lost());
     assert!(error.holder().is_none());
     assert!(world.row("job").await.is_none());
-}
-
-#[tokio::test]
-async fn a_failed_release_can_be_retried() {
-    let world = World::new().await;
-    let host = world.host().intercept(lose_answers(2..=4)).build();
-    let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();
-    let error = lock.release().await.unwrap_err();
-    assert!(error.kind() == ErrorKind::Unavailable && !error.is_lost());
-    assert!(!lock.is_valid());
-    lock.release().await.unwrap();
-    assert_eq!(host.requests(), 5);
 }
 
 #[tokio::test]

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Data, Holder, Jitter, Locks, Wait};
+use lambda_lock::{Data, Holder, Locks};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::LoseAnswers;
-use tokio::join;
 use tokio::time::sleep;
 
-use crate::{CLOCK_SKEW, DAY, KEY, LEASE, acquire_all, after_the_lease, owners, permits, release_all, row};
+use crate::{CLOCK_SKEW, KEY, acquire_all, after_the_lease, owners, permits, release_all, row};
 
 async fn seen(locks: &Locks) -> Holder {
     locks.get(KEY).await.unwrap().unwrap()
@@ -143,28 +142,6 @@ async fn a_release_by_force_spares_later_permits() {
     assert!(!tools.force_release(KEY, &holder).await.unwrap(), "the row is gone");
     let _lock = locks.acquire(KEY).await.unwrap();
     assert!(!tools.force_release(KEY, &holder).await.unwrap(), "the key is a lock now");
-}
-
-#[tokio::test]
-async fn freed_by_force_between_attempts_an_acquire_uses_a_larger_number() {
-    let world = World::in_virtual_time().await;
-    tokio::time::pause();
-    // The three tries of the first attempt are applied and not answered. The second attempt is refused once.
-    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3)).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let pause = CLOCK_SKEW;
-    let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(DAY);
-    let acquire = locks.semaphore(KEY, 1).acquire().lease(LEASE).wait(wait);
-    let freed = async {
-        sleep(pause / 2).await;
-        let tools = world.default_locks();
-        assert!(tools.force_release(KEY, &seen(&tools).await).await.unwrap());
-    };
-    let (acquired, ()) = join!(acquire.into_future(), freed);
-    let permit = acquired.unwrap();
-    assert_eq!(host.requests(), 3 + 2);
-    assert_eq!(permits(&row(&world).await), owners([&permit]));
-    permit.release().await.unwrap();
 }
 
 #[tokio::test]

@@ -5,12 +5,11 @@ use std::env;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lambda_lock::{ErrorKind, Locks};
+use lambda_lock::Locks;
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::LoseAnswers;
 
 use crate::rows::size_of_all;
-use crate::{AFTER_THE_LEASE, KEY, LEASE, acquire_all, after_the_lease, owners, permits, release_all, row};
+use crate::{AFTER_THE_LEASE, KEY, LEASE, acquire_all, owners, permits, row};
 
 #[tokio::test]
 async fn a_release_frees_only_its_own_permit() {
@@ -116,43 +115,9 @@ async fn identities_that_never_release_leave_nothing_in_the_row() {
 }
 
 #[tokio::test]
-async fn a_repeated_release_is_done() {
-    let world = World::new().await;
-    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    release_all(acquire_all(&locks, 1).await).await;
-    assert_eq!(host.requests(), 3);
-    assert!(permits(&row(&world).await).is_empty());
-}
-
-#[tokio::test]
-async fn a_release_after_the_permit_was_replaced_is_lost() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let held = acquire_all(&world.locks(&host).build().unwrap(), 1).await;
-    let next = after_the_lease(&world).1.semaphore(KEY, 1).acquire().await.unwrap();
-    let error = held[0].release().await.unwrap_err();
-    assert!(error.is_lost());
-    assert_eq!(host.requests(), 2);
-    assert_eq!(permits(&row(&world).await), owners([&next]));
-}
-
-#[tokio::test]
 async fn a_release_without_its_row_is_lost() {
     let world = World::new().await;
     let held = acquire_all(&world.default_locks(), 1).await;
     world.delete_row(KEY).await;
     assert!(held[0].release().await.unwrap_err().is_lost());
-}
-
-#[tokio::test]
-async fn a_release_without_an_answer_can_be_repeated() {
-    let world = World::new().await;
-    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=4)).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let held = acquire_all(&locks, 1).await;
-    assert_eq!(held[0].release().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    assert!(!held[0].is_valid());
-    held[0].release().await.unwrap();
-    assert_eq!(host.requests(), 5);
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{ConditionCheck, Put, TransactWriteItem};
-use lambda_lock_tests::invocation::{LoseAnswers, millis};
-use lambda_lock_tests::{Late, Row, World};
+use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::{Row, World};
 
 use crate::{CLOCK_SKEW, DAY, KEY, LEASE, RETENTION, acquire_all, after_the_lease, number, owners, permits, row, text};
 
@@ -27,44 +27,6 @@ async fn a_renewal_moves_only_its_own_lease() {
     assert_eq!(after["fence"], before["fence"]);
     let next = after_the_lease(&world).1.semaphore(KEY, 2).acquire().await.unwrap();
     assert_eq!(permits(&row(&world).await), owners([&held[0], &next]));
-}
-
-#[tokio::test]
-async fn a_renewal_of_a_replaced_permit_is_lost() {
-    let world = World::new().await;
-    let held = acquire_all(&world.default_locks(), 1).await;
-    let next = after_the_lease(&world).1.semaphore(KEY, 1).acquire().await.unwrap();
-    assert!(held[0].renew(LEASE).await.unwrap_err().is_lost());
-    assert!(!held[0].is_valid());
-    assert_eq!(permits(&row(&world).await), owners([&next]));
-}
-
-#[tokio::test]
-async fn a_renewal_whose_answer_was_lost_is_done() {
-    let world = World::new().await;
-    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
-    let held = acquire_all(&world.locks_with_quick_retries(&host).build().unwrap(), 1).await;
-    held[0].renew(DAY).await.unwrap();
-    assert_eq!(host.requests(), 3);
-    held[0].release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_late_renewal_changes_nothing() {
-    for is_released in [false, true] {
-        let world = World::new().await;
-        let late = Late::updates(2..=2);
-        let host = world.host().intercept(late.clone()).build();
-        let held = acquire_all(&world.locks_with_quick_retries(&host).build().unwrap(), 1).await;
-        held[0].renew(Duration::from_secs(5)).await.unwrap();
-        held[0].renew(Duration::from_secs(20)).await.unwrap();
-        if is_released {
-            held[0].release().await.unwrap();
-        }
-        let before = row(&world).await;
-        assert!(!late.deliver(&world).await);
-        assert_eq!(row(&world).await, before);
-    }
 }
 
 #[tokio::test]

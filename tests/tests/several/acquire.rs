@@ -107,20 +107,6 @@ async fn the_order_of_keys_does_not_matter() {
 }
 
 #[tokio::test]
-async fn the_keys_of_a_crashed_holder_are_free_after_its_lease_and_the_skew() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).build().unwrap();
-    let crashed = world.default_locks().acquire_all(KEYS).await.unwrap();
-    host.advance_clock(LEASE);
-    assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
-    host.advance_clock(CLOCK_SKEW);
-    let set = locks.acquire_all(KEYS).await.unwrap();
-    assert!(KEYS.iter().all(|key| set.fence_of(key) > crashed.fence_of(key)));
-    set.release().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_hundred_keys_are_acquired_with_one_request() {
     let world = World::new().await;
     let host = world.host().build();

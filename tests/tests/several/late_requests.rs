@@ -5,26 +5,10 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Faults;
-use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::invocation::{TRIES, all_tries_from};
 use lambda_lock_tests::{Late, Refuse, Repeats, World};
 
-use crate::{CLOCK_SKEW, KEYS, LEASE, assert_free, eagerly, lose_answers, ms, number, rows, text};
-
-#[tokio::test]
-async fn a_late_duplicate_of_an_acquire_takes_no_key() {
-    let world = World::new().await;
-    let repeats = Repeats::transactions();
-    // The clock is ahead: later requests of others seem to be earlier.
-    let host = world.host().clock_ahead(ms(900)).intercept(repeats.clone()).build();
-    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
-    assert!(!repeats.deliver(&world, 0).await, "while it is held");
-    set.release().await.unwrap();
-    assert!(!repeats.deliver(&world, 0).await, "after its release");
-    let theirs = world.host().clock_ahead(ms(950)).build();
-    let next = world.locks(&theirs).build().unwrap().acquire(KEYS[0]).await.unwrap();
-    next.release().await.unwrap();
-    assert!(!repeats.deliver(&world, 0).await, "after the release of another holder");
-}
+use crate::{KEYS, assert_free, eagerly, lose_answers, ms, rows, text};
 
 #[tokio::test]
 async fn a_late_duplicate_is_refused_by_its_fence_alone() {
@@ -71,23 +55,9 @@ async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
 }
 
 #[tokio::test]
-async fn a_late_attempt_of_an_unanswered_acquire_takes_no_key() {
-    let world = World::new().await;
-    let late = Late::transactions(1..=3);
-    let host = world.host().intercept(late.clone()).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert_eq!(locks.acquire_all(KEYS).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await.unwrap();
-    assert_eq!(host.requests(), 3 + 2, "it finds no row, and writes one");
-
-    assert!(!late.deliver(&world).await);
-    assert_free(&world).await;
-}
-
-#[tokio::test]
 async fn a_withdrawal_after_a_late_attempt_was_applied_releases_every_key() {
     let world = World::new().await;
-    let late = Late::transactions(1..=3);
+    let late = Late::transactions(all_tries_from(1));
     // The attempt arrives while the withdrawal is under way.
     let slow = Faults::seeded(1).latency(ms(100)..ms(100));
     let host = world.host().intercept(late.clone()).faults(slow).build();
@@ -102,65 +72,23 @@ async fn a_withdrawal_after_a_late_attempt_was_applied_releases_every_key() {
 #[tokio::test]
 async fn a_withdrawal_that_is_refused_each_time_ends() {
     let world = World::new().await;
-    let host = world.host().intercept(lose_answers(1..=3)).intercept(Refuse::writes_from(4)).build();
+    let host = world.host().intercept(lose_answers(all_tries_from(1))).intercept(Refuse::writes_from(4)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.acquire_all(KEYS).await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(locks.flush(Duration::from_mins(1)).await.unwrap_err().kind(), ErrorKind::Conflict);
-    assert_eq!(host.requests(), 3 + 3);
+    assert_eq!(host.requests(), TRIES + 3);
 }
 
 /// The withdrawal begins with the number of the second attempt, which has taken nothing.
 #[tokio::test]
 async fn a_withdrawal_after_two_attempts_releases_what_the_first_one_took() {
     let world = World::new().await;
-    let late = Late::transactions(4..=6);
-    let host = world.host().intercept(lose_answers(1..=3)).intercept(late.clone()).build();
+    let late = Late::transactions(all_tries_from(4));
+    let host = world.host().intercept(lose_answers(all_tries_from(1))).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let error = locks.acquire_all(KEYS).wait(eagerly().max_attempts(2)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await.unwrap();
     assert_free(&world).await;
     assert!(!late.deliver(&world).await);
-}
-
-#[tokio::test]
-async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
-    let world = World::new().await;
-    let holder = world.default_locks().acquire(KEYS[0]).await.unwrap();
-    let host = world.host().build();
-    let locks = world.locks(&host).build().unwrap();
-    assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
-    locks.flush(Duration::from_mins(1)).await.unwrap();
-    assert_eq!(host.requests(), 1);
-    holder.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
-    let world = World::new().await;
-    let repeats = Repeats::transactions();
-    let host = world.host().intercept(repeats.clone()).build();
-    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
-    set.renew(Duration::from_secs(5)).await.unwrap();
-    set.renew(Duration::from_mins(1)).await.unwrap();
-    assert!(!repeats.deliver(&world, 1).await);
-    for row in rows(&world).await.map(Option::unwrap) {
-        assert_eq!(number(&row, "in_progress_expiration"), millis(set.expires_at() + CLOCK_SKEW));
-    }
-    set.release().await.unwrap();
-    assert!(!repeats.deliver(&world, 2).await, "after the release");
-    assert_free(&world).await;
-}
-
-#[tokio::test]
-async fn a_late_release_does_not_free_a_key_of_the_next_holder() {
-    let world = World::new().await;
-    let repeats = Repeats::transactions();
-    let host = world.host().intercept(repeats.clone()).build();
-    world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap().release().await.unwrap();
-    let next = world.default_locks().acquire_all(KEYS).lease(LEASE).await.unwrap();
-    let before = rows(&world).await;
-    assert!(!repeats.deliver(&world, 1).await);
-    assert_eq!(rows(&world).await, before);
-    next.release().await.unwrap();
 }

@@ -46,18 +46,6 @@ async fn a_release_with_every_key_lost_names_all() {
 }
 
 #[tokio::test]
-async fn an_expired_set_that_was_not_taken_over_can_be_released() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).build().unwrap();
-    let set = locks.acquire_all(KEYS).await.unwrap();
-    host.advance_clock(LEASE);
-    assert!(!set.is_valid());
-    set.release().await.unwrap();
-    locks.acquire_all(KEYS).await.unwrap().release().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_malformed_row_does_not_keep_the_other_keys() {
     let world = World::new().await;
     let set = world.default_locks().acquire_all(KEYS).await.unwrap();
