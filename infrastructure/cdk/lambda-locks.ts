@@ -77,8 +77,6 @@ export class LambdaLocks extends Construct {
       billingMode: dynamodb.BillingMode.PAY_PER_REQUEST,
       partitionKey: { name: "id", type: dynamodb.AttributeType.STRING },
       timeToLiveAttribute: "expiration",
-      // The key is DynamoDB's key in this account's KMS. Its uses are logged.
-      encryption: dynamodb.TableEncryption.AWS_MANAGED,
       // Locks and records that are restored from a backup are out of date. An empty table is as good.
       pointInTimeRecoverySpecification: { pointInTimeRecoveryEnabled: false },
       deletionProtection,

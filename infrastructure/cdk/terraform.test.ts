@@ -27,7 +27,6 @@ test("the Terraform table is that of template.yaml", () => {
         enabled: written.TimeToLiveSpecification.Enabled,
       },
     ],
-    server_side_encryption: [{ enabled: written.SSESpecification.SSEEnabled }],
     point_in_time_recovery: [{ enabled: written.PointInTimeRecoverySpecification.PointInTimeRecoveryEnabled }],
     deletion_protection_enabled: "${var.deletion_protection}",
   });

@@ -23,11 +23,6 @@ resource "aws_dynamodb_table" "locks" {
     enabled        = true
   }
 
-  # The key is DynamoDB's key in this account's KMS. Its uses are logged.
-  server_side_encryption {
-    enabled = true
-  }
-
   # Locks and records that are restored from a backup are out of date. An empty table is as good.
   point_in_time_recovery {
     enabled = false
