@@ -5,6 +5,7 @@ mod check;
 mod create_table;
 mod delete_expired;
 mod engine_in_a_file;
+mod first_version;
 mod force_release;
 mod list;
 mod previous_row;
