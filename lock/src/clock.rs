@@ -128,6 +128,10 @@ impl Moment {
         Self { wall, monotonic: self.monotonic.checked_sub(ago).unwrap_or(self.monotonic) }
     }
 
+    pub(crate) fn later(self, by: Duration) -> Self {
+        Self { wall: self.wall.saturating_add(by), monotonic: self.monotonic + by }
+    }
+
     pub(crate) fn deadline_after(self, lease: Duration) -> Deadline {
         // The row stores whole milliseconds; the holder counts the same ones.
         let wall = Duration::from_millis(millis(self.wall.saturating_add(lease)));
@@ -144,6 +148,12 @@ impl Deadline {
     pub(crate) fn remaining(self, now: Moment) -> Duration {
         let wall = self.wall.saturating_sub(now.wall);
         wall.min(self.monotonic.saturating_duration_since(now.monotonic))
+    }
+
+    /// Returns how long ago this was, by the clock that is further ahead.
+    pub(crate) fn passed_since(self, now: Moment) -> Duration {
+        let wall = now.wall.saturating_sub(self.wall);
+        wall.max(now.monotonic.saturating_duration_since(self.monotonic))
     }
 
     pub(crate) fn has_passed(self, now: Moment) -> bool {

@@ -80,8 +80,9 @@ time comes, in the order of arrival, or fails at once if that would take longer.
 sleeps has used up its time. Wait for longer than the clocks of the machines may differ, plus the time between two calls: \
 otherwise a machine whose clock is behind can be refused each time.
 
-A call that is late for its time can pass together with later ones. If a call with a wrong period or a wrong clock has moved \
-the key far ahead, `lambda-lock release KEY --force` lets the next call pass.
+A call that is late for its time by more than the time between two calls, and by more than 100 ms, asks for another time. \
+If a call with a wrong period or a wrong clock has moved the key far ahead, `lambda-lock release KEY --force` lets the \
+next call pass.
 
 One request, or two after a quiet time (IAM action dynamodb:UpdateItem). With LOCK_ENABLED=false in the environment, \
 each call passes. One warning says so.";

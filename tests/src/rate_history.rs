@@ -24,6 +24,8 @@ pub use mutations::MUTATIONS;
 /// How late a request can arrive: longer than any row of a rate says something.
 const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
+/// How late a call may pass at least.
+const LATE: Duration = Duration::from_millis(100);
 
 counts! {
     /// Calls that passed.
@@ -197,8 +199,8 @@ struct Kept {
     counts: Counts,
     /// When the next call of each key is due.
     due: HashMap<String, Duration>,
-    /// The times that each host was given, by its calls that have not passed.
-    given: HashMap<String, Vec<Duration>>,
+    /// The times that each host was given, by its calls that have not passed, and until when each may pass.
+    given: HashMap<String, Vec<(Duration, Duration)>>,
 }
 
 impl Ledger {
@@ -217,9 +219,9 @@ impl Ledger {
         page.counts.waited += usize::from(took > Duration::from_millis(100));
         self.book.log(&mut page, &format!("{host} passes"));
         let given = page.given.entry(host.to_owned()).or_default();
-        match given.iter().position(|time| *time <= now) {
+        match given.iter().position(|(time, latest)| *time <= now && now <= *latest) {
             Some(own) => drop(given.swap_remove(own)),
-            None => self.book.broke(&mut page, format!("{TIMES}: {host} passes before it, or without one")),
+            None => self.book.broke(&mut page, format!("{TIMES}: {host} passes before it, too late, or without one")),
         }
     }
 
@@ -280,7 +282,9 @@ impl Ledger {
             self.book.broke(&mut state, what);
         }
         let time = due.saturating_sub(interval + pace.tolerance());
-        state.given.entry(host.to_owned()).or_default().push(time);
+        // By the clock of the host, and then by this one, which is later than it is by the error.
+        let latest = time.max(sent) + interval.max(LATE) + 2 * self.clock_error;
+        state.given.entry(host.to_owned()).or_default().push((time, latest));
     }
 }
 

@@ -7,13 +7,17 @@ use std::time::Duration;
 use super::locks::Locks;
 use super::telemetry::{record_call, record_refusal};
 use crate::clock::{Deadline, Moment, micros};
-use crate::error::Error;
+use crate::error::{Cause, Error};
 use crate::limits::{DAY, check_duration};
 use crate::row::Pace;
 use crate::text::printable;
 
 /// The shortest time between two calls: DynamoDB writes a row about 1,000 times a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
+/// How late a call may be at least. An answer of DynamoDB usually takes less, so a call whose time is the present passes.
+const LATE: Duration = Duration::from_millis(100);
+/// How often a call that was late asks for its time.
+const TRIES: u32 = 3;
 /// The longest sleep before a call looks at the clock again, because Lambda may have frozen this process.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
@@ -56,10 +60,12 @@ impl Locks {
 /// reserves its time: one request tells it when it may go on, in the order in which the requests reach the row. It does not ask
 /// again.
 ///
-/// The times that calls are given are never nearer than the even interval, apart from the burst. But a call can be late for its
-/// time, because its answer came late or Lambda froze its environment, and then it goes together with later calls. So a period
-/// can see more than N calls, and if your bank counts strictly, leave it some room. A host whose clock is ahead lets its calls
-/// go earlier by that much.
+/// The times that calls are given are never nearer than the even interval, apart from the burst. A call may be late for its
+/// time, because its answer came late or Lambda froze its environment. If it is late by more than an interval, and by more than
+/// 100 ms, it has lost its time and asks for another one, so that it does not go together with later calls. So any period has at
+/// most N + 2 calls, beside the burst; with more than ten calls a second, it has those of 100 ms more. A host whose clock is ahead
+/// lets its calls go earlier by that much. What your code does between [`pass`](Self::pass) and the call counts as well, and so does
+/// the sleep after [`reserve`](Self::reserve), which this type cannot see.
 ///
 /// A host whose clock is ahead also moves the next time on by that much. So a host whose clock is behind can be refused each time,
 /// even if only half of the calls are used, unless its calls wait for longer than clocks may differ, plus the time between two
@@ -69,7 +75,8 @@ impl Locks {
 ///
 /// A call is one `UpdateItem`, also if it is refused or waits. A call that may wait, or has a burst, and does not know how busy
 /// the key is, sends two requests, and three if other clients call meanwhile: the first call of a process after a quiet time,
-/// or the first call after the key became busy or quiet. The IAM action is `dynamodb:UpdateItem`.
+/// or the first call after the key became busy or quiet. A call that is late asks again, up to two times, and then fails with an
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). The IAM action is `dynamodb:UpdateItem`.
 ///
 /// If an answer is lost and the SDK repeats the request, or if a waiting call is dropped, one call of the rate is lost: the
 /// other calls come no earlier.
@@ -136,14 +143,42 @@ impl Rate {
     /// The call sleeps in this process. It is refused only before it sleeps, so a call that is dropped while it sleeps has used
     /// up its time.
     pub async fn pass_within(&self, wait: Duration) -> Result<(), Error> {
-        let Some(deadline) = self.reserve_until(wait).await? else { return Ok(()) };
-        loop {
-            let left = deadline.remaining(self.now());
-            if left.is_zero() {
-                return Ok(());
-            }
-            tokio::time::sleep(left.min(LONGEST_SLEEP)).await;
+        let passed = self.pass_in_time(wait).await;
+        match &passed {
+            Ok(slept) => record_call(*slept),
+            Err(error) => record_refusal(error),
         }
+        passed.map(drop)
+    }
+
+    /// Passes at the time of a call. A call that is late for its time has lost it, and asks for another one. Returns how long the
+    /// call has slept, or `None` if there is no rate because locking is disabled.
+    async fn pass_in_time(&self, wait: Duration) -> Result<Option<Duration>, Error> {
+        let (started, mut slept, mut ahead) = (self.now(), Duration::ZERO, Duration::ZERO);
+        for tries in 1..=TRIES {
+            let asked = self.now();
+            let left = wait.saturating_sub(asked.since(started));
+            let Some(time) = self.reserve_until(left, ahead).await? else { return Ok(None) };
+            let answered = self.now();
+            loop {
+                let left = time.remaining(self.now());
+                if left.is_zero() {
+                    break;
+                }
+                slept += left.min(LONGEST_SLEEP);
+                tokio::time::sleep(left.min(LONGEST_SLEEP)).await;
+            }
+            if time.passed_since(self.now()) <= self.pace()?.interval.max(LATE) {
+                return Ok(Some(slept));
+            }
+            tracing::debug!(key = &*printable(&self.key), "late for the time of a call");
+            // The first answer takes long after a cold start. If the second one is late as well, all answers take long.
+            if tries + 1 == TRIES {
+                ahead = answered.since(asked);
+            }
+        }
+        let error = Error::new(Cause::Unavailable, self.locks.0.table.place(), &self.key);
+        Err(error.with_source("each answer came too late for the time that it gave the call"))
     }
 
     /// Reserves the next call, and returns how long to wait for it: at most `wait`, up to a day. For a workflow, which sleeps
@@ -159,34 +194,22 @@ impl Rate {
     /// # }
     /// ```
     pub async fn reserve(&self, wait: Duration) -> Result<Duration, Error> {
-        let deadline = self.reserve_until(wait).await?;
-        Ok(deadline.map_or(Duration::ZERO, |deadline| deadline.remaining(self.now())))
+        let time = self.reserve_until(wait, Duration::ZERO).await.inspect_err(record_refusal)?;
+        let left = time.map(|time| time.remaining(self.now()));
+        record_call(left);
+        Ok(left.unwrap_or_default())
     }
 
-    /// Returns when the call may go on, or `None` if there is no rate because locking is disabled.
-    async fn reserve_until(&self, wait: Duration) -> Result<Option<Deadline>, Error> {
+    /// Returns the time of the call, at least `ahead` from now, or `None` if there is no rate because locking is disabled.
+    async fn reserve_until(&self, wait: Duration, ahead: Duration) -> Result<Option<Deadline>, Error> {
         let settings = &self.locks.0;
-        let passed = async {
-            let pace = self.pace()?;
-            self.locks.check_key(&self.key)?;
-            if !settings.enabled {
-                return Ok(None);
-            }
-            let clock = || settings.clock.now();
-            let at = settings.table.call(&self.key, pace, wait.min(DAY), &self.is_idle, clock).await?;
-            let now = self.now();
-            // A deadline has whole milliseconds, and the call may not be early.
-            let left = at.saturating_sub(now.wall);
-            let left = if left.is_zero() { left } else { left + Duration::from_millis(1) };
-            Ok(Some(now.deadline_after(left)))
-        };
-        let passed: Result<_, Error> = passed.await;
-        match &passed {
-            Ok(None) => {}
-            Ok(Some(deadline)) => record_call(deadline.remaining(self.now())),
-            Err(error) => record_refusal(error),
+        let pace = self.pace()?;
+        self.locks.check_key(&self.key)?;
+        if !settings.enabled {
+            return Ok(None);
         }
-        passed
+        let clock = || settings.clock.now().later(ahead);
+        settings.table.call(&self.key, pace, wait.min(DAY), &self.is_idle, clock).await.map(Some)
     }
 
     /// Returns the rate with the same numbers on another key. The last answer counts for both.

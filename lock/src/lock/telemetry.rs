@@ -177,8 +177,9 @@ impl Drop for AcquireSpan {
     }
 }
 
-/// Records a call that a rate let pass after this time.
-pub(super) fn record_call(waits: Duration) {
+/// Records a call that a rate let pass after this time, if there is a rate.
+pub(super) fn record_call(waits: Option<Duration>) {
+    let Some(waits) = waits else { return };
     metrics::count(metrics::ACQUIRED);
     if !waits.is_zero() {
         metrics::time(metrics::WAIT_TIME, waits);

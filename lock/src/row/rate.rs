@@ -20,7 +20,7 @@ use super::operation::TRIES;
 use super::table::Table;
 use super::write::{Answer, Write};
 use crate::client::SdkAttempts;
-use crate::clock::{Moment, micros, millis_up, seconds_up};
+use crate::clock::{Deadline, Moment, micros, millis_up, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::{Holder, HolderKind};
 use crate::limits::REQUEST_TIMEOUT;
@@ -35,7 +35,7 @@ pub(crate) struct Pace {
 }
 
 impl Table {
-    /// Takes the next call of a rate. Returns its time, which is at most `wait` from now. One request, or two if `is_idle`, which
+    /// Takes the next call of a rate. Returns its time, which is at most `wait` from now, and not before the request. One request, or two if `is_idle`, which
     /// says what the last answer showed, is wrong by now; three if other clients call meanwhile.
     pub(crate) async fn call(
         &self,
@@ -44,7 +44,7 @@ impl Table {
         wait: Duration,
         is_idle: &AtomicBool,
         clock: impl Fn() -> Moment,
-    ) -> Result<Duration, Error> {
+    ) -> Result<Deadline, Error> {
         // A call that cannot wait can only begin anew.
         let mut begins = is_idle.load(Ordering::Relaxed) || wait.saturating_add(pace.tolerance).is_zero();
         let mut now = clock();
@@ -68,7 +68,10 @@ impl Table {
                         return Err(Error::new(cause, self.place(), key));
                     }
                     is_idle.store(own <= now.wall, Ordering::Relaxed);
-                    return Ok(own.saturating_sub(pace.tolerance));
+                    let left = own.saturating_sub(pace.tolerance).saturating_sub(now.wall);
+                    // A deadline has whole milliseconds, and the call may not be early.
+                    let left = if left.is_zero() { left } else { left + Duration::from_millis(1) };
+                    return Ok(now.deadline_after(left));
                 }
                 (_, Some(cause)) => return Err(Error::new(cause, self.place(), key)),
                 (Err(error), None) => return Err(error),

@@ -3,6 +3,7 @@
 mod bounds;
 mod calls;
 mod hot;
+mod late;
 mod layer;
 mod rows;
 
