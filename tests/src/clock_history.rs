@@ -3,23 +3,24 @@
 //! believes, and when each run begins and ends.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
-use lambda_lock::embedded::{Host, Intercept};
+use lambda_lock::embedded::Answer;
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Error, ErrorKind, HandlerError, Idempotency, Lock, Locks};
+use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::guarantee::{HOLDERS, ONCE, SERVED};
-use crate::history::book::{Book, Page};
-use crate::history::stage::{self, Network, Stage, Waiting, millis};
+use crate::history::book::{Book, Observe};
+use crate::history::frame::{self, History};
+use crate::history::stage::{Network, Stage, Waiting, millis};
 use crate::history::{Mutation, Outcome, counts};
-use crate::request::{LEASE_END, Purpose};
+use crate::request::{LEASE_END, Purpose, purpose_of};
 
-/// How late a request can arrive.
-const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
 /// The lease of all holders. If the answer to an acquire by a wrong clock gets lost, the key stays held for as long, so a longer
 /// lease of another holder would not be protected.
 const LEASE: Duration = Duration::from_secs(3);
@@ -92,18 +93,19 @@ pub const MUTATIONS: [Mutation; 4] = [
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    stage::play(seed, history(seed, mutation))
+    frame::run::<Scene>(seed, mutation)
 }
 
 #[derive(Debug)]
 struct Scene {
     stage: Stage,
-    book: Arc<Book<Kept>>,
+    ledger: Arc<Ledger>,
 }
+
+type Ledger = Book<Kept>;
 
 #[derive(Default)]
 struct Kept {
-    counts: Counts,
     /// By key.
     holders: HashMap<String, Vec<Weak<Lock>>>,
     /// When the last run has ended whose result was stored.
@@ -116,20 +118,52 @@ struct Kept {
     stored: Option<SystemTime>,
 }
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
-    let book = Arc::new(Book::new(stage.engine.clone()));
-    let scene = Arc::new(Scene { stage, book });
-    let workers: Vec<_> = (0..random.usize(3..=5))
-        .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
-        .collect();
-    for worker in workers {
-        worker.await.unwrap();
+impl History for Scene {
+    type Kept = Kept;
+
+    const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
+
+    fn set(_: u64, stage: Stage, _: &mut Rng) -> Self {
+        Self { ledger: Arc::new(Ledger::new(&stage, Kept::default())), stage }
     }
-    scene.inspect(&mut random).await;
-    let Page { journal, kept } = scene.book.take();
-    Outcome { twisted: scene.stage.twisted(), ..journal.outcome(kept.counts) }
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn workers(&self) -> RangeInclusive<usize> {
+        3..=5
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        worker(scene, number, random)
+    }
+
+    /// When all requests have arrived and each lease has ended, everything is free for a clock that is right.
+    async fn inspect(scene: &Arc<Self>, random: &mut Rng) {
+        let locks = scene.stage.locks(&scene.host(random, Network::Good));
+        for key in KEYS {
+            match locks.acquire(key).lease(LEASE).wait(scene.stage.slack()).await {
+                Ok(lock) => drop(lock.release().await),
+                Err(error) => scene.blocked(key, &error),
+            }
+        }
+        sleep(WINDOW).await;
+        let refused = |error: &Error| matches!(error.kind(), ErrorKind::Held | ErrorKind::InProgress);
+        if let Err(error) = locks.rate(RATE, 5, Duration::from_secs(1)).pass().await
+            && refused(&error)
+        {
+            scene.blocked(RATE, &error);
+        }
+        match locks.acquire(RECORD).lease(LEASE).wait(scene.stage.slack()).await {
+            Err(error) if refused(&error) => scene.blocked(RECORD, &error),
+            _ => {}
+        }
+    }
 }
 
 /// A host whose clock may be wrong.
@@ -153,18 +187,18 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
             let by = wrong(&mut random);
             if random.bool() {
                 host.set_clock_forward(by);
-                scene.book.state().kept.ahead += 1;
+                scene.ledger.state().ahead += 1;
             } else {
                 host.set_clock_back(by);
             }
-            scene.note(|kept| &mut kept.counts.jumped, &format!("the clock of worker {number} jumps by {by:?}"));
+            scene.note(|counts| &mut counts.jumped, &format!("the clock of worker {number} jumps by {by:?}"));
         }
         let name = format!("worker {number} step {step}");
         match random.u8(0..6) {
             0 if network == Network::Good => {
                 let rate = locks.rate(RATE, 5, Duration::from_secs(1));
                 match rate.pass_within(millis(&mut random, 0..=400)).await {
-                    Ok(()) => scene.note(|kept| &mut kept.counts.passed, &format!("{name} passes")),
+                    Ok(()) => scene.note(|counts| &mut counts.passed, &format!("{name} passes")),
                     Err(error) => scene.refused(&name, &error),
                 }
             }
@@ -185,32 +219,24 @@ fn wrong(random: &mut Rng) -> Duration {
 }
 
 impl Scene {
-    fn host(&self, random: &mut Rng, network: Network) -> Host {
-        self.stage.host(random, network, Observer(Arc::clone(&self.book)))
-    }
-
-    fn note(&self, count: impl FnOnce(&mut Kept) -> &mut usize, what: &str) {
-        let mut page = self.book.state();
-        *count(&mut page.kept) += 1;
-        self.book.log(&mut page, what);
-    }
-
-    fn broke(&self, what: String) {
-        self.book.broke(&mut self.book.state(), what);
+    fn note(&self, count: impl FnOnce(&mut Counts) -> &mut usize, what: &str) {
+        let mut page = self.ledger.state();
+        *count(&mut page.counts) += 1;
+        self.ledger.log(&mut page, what);
     }
 
     fn refused(&self, name: &str, error: &Error) {
         let what = format!("{name} refused: {:?}", error.kind());
         match error.kind() {
-            ErrorKind::ClockSkew => self.note(|kept| &mut kept.counts.found_wrong, &what),
-            _ => self.note(|kept| &mut kept.counts.refused, &what),
+            ErrorKind::ClockSkew => self.note(|counts| &mut counts.found_wrong, &what),
+            _ => self.note(|counts| &mut counts.refused, &what),
         }
     }
 
     /// A host whose clock is ahead may put back the row of another such host, which then cannot put back what it replaced.
     fn blocked(&self, key: &str, why: &Error) {
-        if self.book.state().kept.ahead <= 1 {
-            self.broke(format!("{SERVED}: {key} is blocked: {why}"));
+        if self.ledger.state().ahead <= 1 {
+            self.ledger.violated(format!("{SERVED}: {key} is blocked: {why}"));
         }
     }
 
@@ -224,21 +250,21 @@ impl Scene {
         let lock = match timeout(limit, acquire).await {
             Ok(Ok(lock)) => Arc::new(lock),
             Ok(Err(error)) => return self.refused(name, &error),
-            Err(_) => return self.note(|kept| &mut kept.counts.dropped, &format!("{name} was dropped")),
+            Err(_) => return self.note(|counts| &mut counts.dropped, &format!("{name} was dropped")),
         };
-        self.note(|kept| &mut kept.counts.acquired, &format!("{name} acquired {keys:?}"));
+        self.note(|counts| &mut counts.acquired, &format!("{name} acquired {keys:?}"));
         self.believes(name, &lock);
         sleep(LEASE.mul_f64(random.f64() * 1.2)).await;
         if random.bool() {
             match lock.renew(LEASE).await {
                 Ok(()) => {
-                    self.note(|kept| &mut kept.counts.renewed, &format!("{name} renewed"));
+                    self.note(|counts| &mut counts.renewed, &format!("{name} renewed"));
                     self.believes(name, &lock);
                 }
                 Err(error) => {
                     self.refused(name, &error);
                     if error.kind() == ErrorKind::ClockSkew && lock.is_valid() {
-                        self.broke(format!("{HOLDERS}: {name} is valid after a renewal by a wrong clock"));
+                        self.ledger.violated(format!("{HOLDERS}: {name} is valid after a renewal by a wrong clock"));
                     }
                 }
             }
@@ -251,10 +277,10 @@ impl Scene {
 
     /// From now on, this holder considers itself valid: nobody else may.
     fn believes(&self, name: &str, lock: &Arc<Lock>) {
-        let mut page = self.book.state();
+        let mut page = self.ledger.state();
         let mut broken = Vec::new();
         for key in lock.keys() {
-            let holders = page.kept.holders.entry(key.clone()).or_default();
+            let holders = page.holders.entry(key.clone()).or_default();
             let others = holders.iter().filter_map(Weak::upgrade).filter(|other| !Arc::ptr_eq(other, lock));
             if lock.is_valid() && others.filter(|other| other.is_valid()).count() > 0 {
                 broken.push(format!("{HOLDERS}: {name} has {key} beside another holder"));
@@ -262,7 +288,7 @@ impl Scene {
             holders.push(Arc::downgrade(lock));
         }
         for what in broken {
-            self.book.broke(&mut page, what);
+            self.ledger.broke(&mut page, what);
         }
     }
 
@@ -273,84 +299,60 @@ impl Scene {
             Idempotency::new(locks.clone(), OnMissingKey::Reject, |()| Some(RECORD.to_owned()))
                 .window(WINDOW)
                 .lease(LEASE);
-        let (mut ended, called) = (None, self.book.engine.now());
+        let (mut ended, called) = (None, self.ledger.engine.now());
         let outcome = work
             .run(&(), async |_| {
                 self.begins(name);
                 sleep(time).await;
-                ended = Some(self.book.engine.now());
+                ended = Some(self.ledger.engine.now());
                 Ok(1)
             })
             .await;
         match (outcome, ended) {
             (Ok(_), Some(ended)) => {
-                let mut page = self.book.state();
-                if page.kept.stored >= Some(ended) {
-                    page.kept.completed = page.kept.completed.max(Some(ended));
-                    self.book.log(&mut page, &format!("{name} has stored its result"));
-                } else if page.kept.taken_by_mistake >= Some(called) {
+                let mut page = self.ledger.state();
+                if page.stored >= Some(ended) {
+                    page.completed = page.completed.max(Some(ended));
+                    self.ledger.log(&mut page, &format!("{name} has stored its result"));
+                } else if page.taken_by_mistake >= Some(called) {
                     // A request that arrives while a wrong clock has the record finds it lost.
-                    self.book.log(&mut page, &format!("{name} has run, and stored nothing"));
+                    self.ledger.log(&mut page, &format!("{name} has run, and stored nothing"));
                 } else {
-                    self.book.broke(&mut page, format!("{ONCE}: {name} has stored nothing"));
+                    self.ledger.broke(&mut page, format!("{ONCE}: {name} has stored nothing"));
                 }
             }
-            (Ok(_), None) => self.note(|kept| &mut kept.counts.replayed, &format!("{name} got the result")),
+            (Ok(_), None) => self.note(|counts| &mut counts.replayed, &format!("{name} got the result")),
             (Err(HandlerError::Lock(error)), _) => self.refused(name, &error),
-            (Err(error), _) => self.broke(format!("{name} failed: {error:?}")),
+            (Err(error), _) => self.ledger.violated(format!("{name} failed: {error:?}")),
         }
     }
 
     fn begins(&self, name: &str) {
-        let (mut page, now) = (self.book.state(), self.book.engine.now());
-        page.kept.counts.runs += 1;
-        self.book.log(&mut page, &format!("{name} begins"));
+        let (mut page, now) = (self.ledger.state(), self.ledger.engine.now());
+        page.counts.runs += 1;
+        self.ledger.log(&mut page, &format!("{name} begins"));
         // The clocks that are right differ by the skew.
-        if page.kept.completed.is_some_and(|ended| now + self.stage.clock_skew < ended + WINDOW) {
-            self.book.broke(&mut page, format!("{ONCE}: {name} runs within the window"));
-        }
-    }
-
-    /// When all requests have arrived and each lease has ended, everything is free for a clock that is right.
-    async fn inspect(&self, random: &mut Rng) {
-        stage::settle(LATEST_ARRIVAL).await;
-        let locks = self.stage.locks(&self.host(random, Network::Good));
-        for key in KEYS {
-            match locks.acquire(key).lease(LEASE).wait(self.stage.slack()).await {
-                Ok(lock) => drop(lock.release().await),
-                Err(error) => self.blocked(key, &error),
-            }
-        }
-        sleep(WINDOW).await;
-        let refused = |error: &Error| matches!(error.kind(), ErrorKind::Held | ErrorKind::InProgress);
-        if let Err(error) = locks.rate(RATE, 5, Duration::from_secs(1)).pass().await
-            && refused(&error)
-        {
-            self.blocked(RATE, &error);
-        }
-        match locks.acquire(RECORD).lease(LEASE).wait(self.stage.slack()).await {
-            Err(error) if refused(&error) => self.blocked(RECORD, &error),
-            _ => {}
+        if page.completed.is_some_and(|ended| now + self.stage.clock_skew < ended + WINDOW) {
+            self.ledger.broke(&mut page, format!("{ONCE}: {name} runs within the window"));
         }
     }
 }
 
 /// Counts the rows that come back, and sees when a result is stored.
-#[derive(Debug)]
-struct Observer(Arc<Book<Kept>>);
+impl Observe for Kept {
+    type Counts = Counts;
 
-impl Intercept for Observer {
-    fn answer(&self, operation: &str, request: &serde_json::Value, answer: &mut lambda_lock::embedded::Answer) {
-        let (mut page, now) = (self.0.state(), self.0.engine.now());
+    fn answer(ledger: &Ledger, operation: &str, request: &Value, answer: &mut Answer) {
+        let (mut page, now) = (ledger.state(), ledger.engine.now());
         let key = request["Key"]["id"]["S"].as_str().unwrap_or_default();
-        match (crate::request::purpose_of(operation, request), answer.status) {
+        match (purpose_of(operation, request), answer.status) {
             (Some(Purpose::PutBack), 200) => {
-                page.kept.counts.put_back += 1;
-                self.0.log(&mut page, "  put back");
+                page.counts.put_back += 1;
+                ledger.log(&mut page, "  put back");
             }
-            (Some(Purpose::Complete), 200) => page.kept.stored = Some(now),
+            (Some(Purpose::Complete), 200) => page.stored = Some(now),
             (Some(Purpose::Acquire), 200) if key == RECORD && is_off(request, now) => {
-                page.kept.taken_by_mistake = Some(now);
+                page.taken_by_mistake = Some(now);
             }
             _ => {}
         }
@@ -358,7 +360,7 @@ impl Intercept for Observer {
 }
 
 /// Whether the clock of the sender is off by more than the skew.
-fn is_off(request: &serde_json::Value, now: SystemTime) -> bool {
+fn is_off(request: &Value, now: SystemTime) -> bool {
     let own: u64 = request["ExpressionAttributeValues"][":now"]["N"].as_str().unwrap().parse().unwrap();
     own.abs_diff(crate::invocation::millis(now)) > 1000
 }

@@ -17,15 +17,14 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::guarantee::{AGAIN, READABLE};
-use crate::history::book::{Book, Observe, Observer, Page};
+use crate::history::book::{Book, Observe};
+use crate::history::frame::{self, History};
 use crate::history::operator::{Judge, operate};
-use crate::history::stage::{self, Network, Stage, millis};
+use crate::history::stage::{Network, Stage, millis};
 use crate::history::{Mutation, Outcome, counts};
 use crate::request::{ASKED, Purpose, Request};
 pub use mutations::MUTATIONS;
 
-/// How late a request can arrive.
-const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
 const LEASE: Duration = Duration::from_secs(5);
 /// How often an invocation looks for another holder.
 const TRIES: usize = 3;
@@ -54,48 +53,62 @@ counts! {
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    stage::play(seed, history(seed, mutation))
+    frame::run::<Scene>(seed, mutation)
 }
 
 #[derive(Debug)]
 struct Scene {
     stage: Stage,
     ledger: Arc<Ledger>,
+    keys: usize,
 }
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
-    let ledger = Arc::new(Ledger { book: Book::new(stage.engine.clone()) });
-    let scene = Arc::new(Scene { stage, ledger });
-    let keys = random.usize(1..=2);
-    let names = (0..keys).map(|number| format!("key {number}")).collect();
-    tokio::join!(
-        stage::work(&mut random, |number, random| source(Arc::clone(&scene), number, keys, random)),
-        operate(seed, &scene.stage, &scene.ledger, names),
-    );
-    stage::settle(LATEST_ARRIVAL).await;
-    scene.ledger.check();
-    let Page { journal, kept } = scene.ledger.book.take();
-    Outcome { twisted: scene.stage.twisted(), ..journal.outcome(kept.counts) }
+impl History for Scene {
+    type Kept = Kept;
+
+    const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
+
+    fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
+        Self { ledger: Arc::new(Ledger::new(&stage, Kept::default())), stage, keys: random.usize(1..=2) }
+    }
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        source(scene, number, random)
+    }
+
+    async fn beside(seed: u64, scene: &Arc<Self>) {
+        operate(seed, &**scene, (0..scene.keys).map(|number| format!("key {number}")).collect()).await;
+    }
+
+    async fn inspect(scene: &Arc<Self>, _: &mut Rng) {
+        scene.ledger.check();
+    }
 }
 
 impl Scene {
-    fn host(&self, random: &mut Rng) -> (Host, Locks) {
+    fn function(&self, random: &mut Rng) -> (Host, Locks) {
         let network = Network::draw(random);
-        let host = self.stage.host(random, network, Observer(Arc::clone(&self.ledger)));
+        let host = self.host(random, network);
         let locks = self.stage.locks(&host);
         (host, locks)
     }
 }
 
 /// A source of events: one invocation after another, each until it has succeeded.
-async fn source(scene: Arc<Scene>, number: usize, keys: usize, mut random: Rng) {
-    let mut host = scene.host(&mut random);
+async fn source(scene: Arc<Scene>, number: usize, mut random: Rng) {
+    let mut host = scene.function(&mut random);
     let mut own = Rng::with_seed(random.clone().u64(..) ^ OWN_SEED);
     for event in 0..random.usize(4..=10) {
         sleep(millis(&mut random, 0..=1500)).await;
-        let (key, name) = (format!("key {}", random.usize(0..keys)), format!("source {number} event {event}"));
+        let (key, name) = (format!("key {}", random.usize(0..scene.keys)), format!("source {number} event {event}"));
         let earlier = own.bool().then(AtomicU64::default);
         loop {
             // Some overstay the lease.
@@ -109,7 +122,7 @@ async fn source(scene: Arc<Scene>, number: usize, keys: usize, mut random: Rng) 
                 Ok(false) => {}
                 Err(_) => {
                     host.0.crash();
-                    host = scene.host(&mut random);
+                    host = scene.function(&mut random);
                 }
             }
             scene.ledger.retried(&name);
@@ -219,14 +232,10 @@ impl Invocation<'_> {
 }
 
 /// Records what was left to whom, and which runs have begun.
-#[derive(Debug)]
-struct Ledger {
-    book: Book<Kept>,
-}
+type Ledger = Book<Kept>;
 
 #[derive(Default)]
 struct Kept {
-    counts: Counts,
     /// By key: the largest fence of a run that has begun.
     begun: HashMap<String, u64>,
     /// Keys, fences of the holders to whom work was left, and who has left it.
@@ -239,26 +248,26 @@ struct Kept {
 
 impl Ledger {
     fn begun(&self, invocation: &Invocation<'_>, fence: u64) {
-        let mut page = self.book.state();
+        let mut page = self.state();
         page.counts.runs += 1;
-        self.book.log(&mut page, &format!("{} runs under {} with {fence}", invocation.name, invocation.key));
+        self.log(&mut page, &format!("{} runs under {} with {fence}", invocation.name, invocation.key));
         let largest = page.begun.entry(invocation.key.to_owned()).or_default();
         *largest = fence.max(*largest);
     }
 
     fn ended(&self, invocation: &Invocation<'_>, fence: u64, released: &Result<bool, Error>) {
-        let mut page = self.book.state();
-        self.book.log(&mut page, &format!("{} has run under {fence}: {released:?}", invocation.name));
+        let mut page = self.state();
+        self.log(&mut page, &format!("{} has run under {fence}: {released:?}", invocation.name));
         let was_asked = page.asked.contains(&(invocation.key.to_owned(), fence));
         // If a later holder was asked before a repeated release, the row does not know any more. That holder has begun since.
         let knows = page.last_asked.get(invocation.key) == Some(&fence);
         match released {
             Ok(true) if !was_asked => {
-                self.book.broke(&mut page, format!("{AGAIN}: {} runs again for nobody", invocation.name));
+                self.broke(&mut page, format!("{AGAIN}: {} runs again for nobody", invocation.name));
             }
             Ok(false) if was_asked && knows => {
                 let what = "does not know of the work that was left to it";
-                self.book.broke(&mut page, format!("{AGAIN}: {} {what}", invocation.name));
+                self.broke(&mut page, format!("{AGAIN}: {} {what}", invocation.name));
             }
             Err(error) if error.is_lost() => page.counts.lost += 1,
             Ok(_) | Err(_) => {}
@@ -266,26 +275,26 @@ impl Ledger {
     }
 
     fn left(&self, invocation: &Invocation<'_>, fence: u64) {
-        let mut page = self.book.state();
+        let mut page = self.state();
         page.counts.left += 1;
-        self.book.log(&mut page, &format!("{} leaves its work to {fence}", invocation.name));
+        self.log(&mut page, &format!("{} leaves its work to {fence}", invocation.name));
         page.left.push((invocation.key.to_owned(), fence, invocation.name.to_owned()));
     }
 
     fn gone(&self, invocation: &Invocation<'_>) {
-        let mut page = self.book.state();
+        let mut page = self.state();
         page.counts.gone += 1;
-        self.book.log(&mut page, &format!("{} finds the holder gone", invocation.name));
+        self.log(&mut page, &format!("{} finds the holder gone", invocation.name));
     }
 
     fn further(&self) {
-        self.book.state().counts.further += 1;
+        self.state().counts.further += 1;
     }
 
     fn retried(&self, name: &str) {
-        let mut page = self.book.state();
+        let mut page = self.state();
         page.counts.retried += 1;
-        self.book.log(&mut page, &format!("{name} is retried"));
+        self.log(&mut page, &format!("{name} is retried"));
     }
 
     fn failed(&self, error: &Error) {
@@ -293,17 +302,17 @@ impl Ledger {
             error.kind(),
             ErrorKind::Held | ErrorKind::Throttled | ErrorKind::Unavailable | ErrorKind::Conflict
         ) {
-            self.book.broke(&mut self.book.state(), format!("{READABLE}: {error}"));
+            self.broke(&mut self.state(), format!("{READABLE}: {error}"));
         }
     }
 
     /// After each invocation that was skipped, a run has begun.
     fn check(&self) {
-        let mut page = self.book.state();
+        let mut page = self.state();
         let is_lost = |(key, fence, _): &&(String, u64, String)| page.begun.get(key).is_none_or(|begun| begun <= fence);
         let lost: Vec<_> = page.left.iter().filter(is_lost).map(|(.., name)| name.clone()).collect();
         for name in lost {
-            self.book.broke(&mut page, format!("{AGAIN}: no run has begun after {name} was skipped"));
+            self.broke(&mut page, format!("{AGAIN}: no run has begun after {name} was skipped"));
         }
     }
 }
@@ -312,8 +321,8 @@ impl Judge for Ledger {
     fn sees(&self, _key: &str, _seen: &Holder) {}
 
     fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        let mut page = self.book.state();
-        self.book.log(&mut page, &format!("an operator frees {key}, held with {:?}: {answer:?}", seen.fence()));
+        let mut page = self.state();
+        self.log(&mut page, &format!("an operator frees {key}, held with {:?}: {answer:?}", seen.fence()));
         if let Err(error) = answer {
             drop(page);
             self.failed(error);
@@ -321,9 +330,11 @@ impl Judge for Ledger {
     }
 }
 
-impl Observe for Ledger {
-    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        let mut page = self.book.state();
+impl Observe for Kept {
+    type Counts = Counts;
+
+    fn answer(ledger: &Ledger, operation: &str, request: &Value, answer: &mut Answer) {
+        let mut page = ledger.state();
         page.counts.requests += 1;
         let request = Request::parse(operation, request);
         let Some(update) = request.update().filter(|_| answer.status == 200) else { return };
@@ -333,7 +344,7 @@ impl Observe for Ledger {
         if takes_over || update.purpose == Purpose::Ask {
             let number = if takes_over { update.attempt() } else { update.number(ASKED) };
             let asked = (update.key.clone(), number.unwrap());
-            self.book.log(&mut page, &format!("  {asked:?} is asked"));
+            ledger.log(&mut page, &format!("  {asked:?} is asked"));
             page.last_asked.insert(asked.0.clone(), asked.1);
             page.asked.insert(asked);
         }

@@ -5,6 +5,7 @@
 pub(crate) mod actor;
 pub(crate) mod book;
 mod elsewhere;
+pub(crate) mod frame;
 pub(crate) mod holders;
 pub(crate) mod identities;
 mod ledger;
@@ -19,18 +20,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use lambda_lock::embedded::Host;
 use lambda_lock::{Acquire, Locks};
 use tokio::time::sleep;
 
 use actor::{Kind, Plan, Report as _};
-use ledger::{Ledger, Operation};
+use frame::History;
+use ledger::{Kept, Ledger, Operation};
 pub use mutation::Mutation;
-use stage::{Network, Stage};
+use stage::Stage;
 pub use twist::Twisted;
-
-/// How late a request can arrive: AWS accepts its signature for 5 minutes.
-const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
 
 /// The events of a history, and its violations.
 #[derive(Debug)]
@@ -105,10 +103,9 @@ counts! {
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome {
-    stage::play(seed, history(seed, mutation))
+    frame::run::<Scene>(seed, mutation)
 }
 
-/// The part of a history that all its tasks share.
 #[derive(Debug)]
 struct Scene {
     stage: Stage,
@@ -116,32 +113,47 @@ struct Scene {
     keys: u64,
 }
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
-    let ledger = Arc::new(Ledger::new(&stage));
-    let scene = Arc::new(Scene { stage, ledger, keys: random.u64(1..=3) });
+impl History for Scene {
+    type Kept = Kept;
 
-    let sweeper = tokio::spawn({
-        let scene = Arc::clone(&scene);
-        async move { scene.stage.sweep(Duration::from_secs(5), |rows| scene.ledger.swept(rows)).await }
-    });
-    let executions =
-        elsewhere::wait_in(seed).then(|| tokio::spawn(elsewhere::executions(Arc::clone(&scene), Rng::with_seed(seed))));
-    let workflows = workflow::begin(seed, &scene);
-    tokio::join!(
-        stage::work(&mut random, |number, random| actor::worker(Arc::clone(&scene), number, random)),
-        operator::operate(seed, &scene.stage, &scene.ledger, scene.keys()),
-    );
-    workflows.await;
-    if let Some(executions) = executions {
-        executions.await.unwrap();
+    fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
+        Self { ledger: Arc::new(Ledger::new(&stage, Kept::default())), stage, keys: random.u64(1..=3) }
     }
-    actor::serve_last_waiters(&*scene, &mut random).await;
-    stage::settle(LATEST_ARRIVAL).await;
-    sweeper.abort();
-    actor::inspect(&*scene, &mut random).await;
-    Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        actor::worker(scene, number, random)
+    }
+
+    async fn sweep(&self) {
+        self.ledger.sweep(Duration::from_secs(5), |counts| &mut counts.swept).await;
+    }
+
+    fn beside(seed: u64, scene: &Arc<Self>) -> impl Future<Output = ()> {
+        let executions = elsewhere::begin(seed, scene);
+        let workflows = workflow::begin(seed, scene);
+        async move {
+            operator::operate(seed, &**scene, scene.keys()).await;
+            workflows.await;
+            executions.await;
+        }
+    }
+
+    async fn serve_last(&self, random: &mut Rng) {
+        actor::serve_last_waiters(self, random).await;
+    }
+
+    async fn inspect(scene: &Arc<Self>, random: &mut Rng) {
+        actor::inspect(&**scene, random).await;
+        scene.ledger.check_crashes();
+    }
 }
 
 impl Kind for Scene {
@@ -150,14 +162,6 @@ impl Kind for Scene {
 
     const WORKFLOWS: u64 = 3;
     const RENEWS_DURING_RELEASE: bool = true;
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn host(&self, random: &mut Rng, network: Network) -> Host {
-        self.stage.host(random, network, self.ledger.observer())
-    }
 
     fn draw(&self, random: &mut Rng) -> String {
         format!("key {}", random.u64(0..self.keys))
@@ -184,10 +188,6 @@ impl Kind for Scene {
             return run_under(operation, acquire, plan.min_hold, self.stage.largest_step(), random).await;
         }
         actor::hold(self, operation, acquire, plan, random).await;
-    }
-
-    fn violated(&self, what: String) {
-        self.ledger.violated(what);
     }
 }
 

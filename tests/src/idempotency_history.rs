@@ -22,13 +22,14 @@ use lambda_runtime::{Diagnostic, LambdaEvent};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, service_fn};
 
-use crate::history::stage::{self, Network, Stage, TABLE, backoff, millis};
+use crate::history::frame::{self, History};
+use crate::history::stage::{Network, Stage, TABLE, backoff, millis};
 use crate::history::{Mutation, Outcome, counts};
 use crate::invocation::invocation_with;
-use ledger::{Call, Execution, Ledger};
+use ledger::{Call, Execution, Kept, Ledger};
 pub use mutations::MUTATIONS;
 
-/// How late a request can arrive. Some windows are shorter, some longer.
+/// How late a request can arrive, also for queues and streams. Some windows are shorter, some longer.
 pub(crate) const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
 
 counts! {
@@ -71,7 +72,7 @@ counts! {
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    stage::play(seed, history(seed, mutation))
+    frame::run::<Scene>(seed, mutation)
 }
 
 /// The part of a history that all its tasks share.
@@ -115,30 +116,71 @@ fn business(key: &str) -> AttributeValue {
     AttributeValue::S(format!("business of {key}"))
 }
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
-    // A run that nothing prevents sends two requests.
-    let stage = stage.with_write_units(|drawn| drawn.div_ceil(3));
-    let terms: Vec<_> = (0..random.usize(1..=3)).map(|_| Terms::draw(&mut random, stage.longest_skew())).collect();
-    let ledger =
-        Arc::new(Ledger::new(&stage, terms.iter().enumerate().map(|(number, terms)| (key(number), *terms)).collect()));
-    let scene = Arc::new(Scene { stage, ledger, terms });
+impl History for Scene {
+    type Kept = Kept;
 
-    let sweeper = tokio::spawn({
-        let scene = Arc::clone(&scene);
-        async move { scene.stage.sweep(Duration::from_secs(7), |rows| scene.ledger.swept(rows)).await }
-    });
-    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
-    stage::settle(LATEST_ARRIVAL).await;
-    sweeper.abort();
-    scene.settle(random).await;
-    Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
+    const LATEST_ARRIVAL: Duration = LATEST_ARRIVAL;
+
+    fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
+        // A run that nothing prevents sends two requests.
+        let stage = stage.with_write_units(|drawn| drawn.div_ceil(3));
+        let terms: Vec<_> = (0..random.usize(1..=3)).map(|_| Terms::draw(random, stage.longest_skew())).collect();
+        let of_keys = terms.iter().enumerate().map(|(number, terms)| (key(number), *terms)).collect();
+        Self { ledger: Arc::new(Ledger::new(&stage, Kept::of(of_keys))), stage, terms }
+    }
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        worker(scene, number, random)
+    }
+
+    async fn sweep(&self) {
+        self.ledger.sweep(Duration::from_secs(7), |counts| &mut counts.swept).await;
+    }
+
+    /// At the end, hosts with good networks get an answer for each key, and the business writes are counted.
+    async fn inspect(scene: &Arc<Self>, random: &mut Rng) {
+        let mut unfinished = Vec::new();
+        for (number, terms) in scene.terms.iter().enumerate() {
+            let ask = async |how: &str, random: &mut Rng| {
+                let function = scene.function(random, Network::Good);
+                let call = Call::new(&format!("{how} for {}", key(number)), key(number), Arc::clone(&scene.ledger));
+                function.call(scene, number, &call, Plan::IMMEDIATE, random.fork()).await;
+                call
+            };
+            let last = ask("last call", random).await;
+            if last.was_unfinished() {
+                unfinished.push(number);
+            } else {
+                last.must_have_answered("(vi) a good host got no answer");
+                ask("repeated call", random).await.must_have_answered("(vi) the answer was not repeated");
+            }
+            if terms.transactional {
+                scene.ledger.count_business(&key(number), scene.business_writes(number).await);
+            }
+        }
+        // An unfinished run is not refused forever.
+        sleep(Duration::from_hours(2)).await;
+        for number in unfinished {
+            let call =
+                Call::new(&format!("call for {} hours later", key(number)), key(number), Arc::clone(&scene.ledger));
+            scene.function(random, Network::Good).call(scene, number, &call, Plan::IMMEDIATE, random.fork()).await;
+            call.must_have_answered("(vi) a good host got no answer after the window");
+        }
+        scene.ledger.check_ends();
+    }
 }
 
 impl Scene {
     fn function(&self, random: &mut Rng, network: Network) -> Function {
-        let host = self.stage.host(random, network, self.ledger.observer());
+        let host = self.host(random, network);
         let cache = if random.bool() { 10 } else { 0 };
         let locks = self.stage.locks(&host);
         let orders = self.terms.iter().map(|terms| {
@@ -150,37 +192,6 @@ impl Scene {
             }
         });
         Function { orders: orders.collect(), host }
-    }
-
-    /// At the end, hosts with good networks get an answer for each key, and the business writes are counted.
-    async fn settle(self: &Arc<Self>, mut random: Rng) {
-        let mut unfinished = Vec::new();
-        for (number, terms) in self.terms.iter().enumerate() {
-            let ask = async |how: &str, random: &mut Rng| {
-                let function = self.function(random, Network::Good);
-                let call = Call::new(&format!("{how} for {}", key(number)), key(number), Arc::clone(&self.ledger));
-                function.call(self, number, &call, Plan::IMMEDIATE, random.fork()).await;
-                call
-            };
-            let last = ask("last call", &mut random).await;
-            if last.was_unfinished() {
-                unfinished.push(number);
-            } else {
-                last.must_have_answered("(vi) a good host got no answer");
-                ask("repeated call", &mut random).await.must_have_answered("(vi) the answer was not repeated");
-            }
-            if terms.transactional {
-                self.ledger.count_business(&key(number), self.business_writes(number).await);
-            }
-        }
-        // An unfinished run is not refused forever.
-        sleep(Duration::from_hours(2)).await;
-        for number in unfinished {
-            let call =
-                Call::new(&format!("call for {} hours later", key(number)), key(number), Arc::clone(&self.ledger));
-            self.function(&mut random, Network::Good).call(self, number, &call, Plan::IMMEDIATE, random.fork()).await;
-            call.must_have_answered("(vi) a good host got no answer after the window");
-        }
     }
 
     async fn business_writes(&self, number: usize) -> u64 {

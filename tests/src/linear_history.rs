@@ -110,11 +110,11 @@ async fn history(kind: Kind, seed: u64, mutation: Option<Mutation>) -> Arc<Scene
     match kind {
         Kind::Records => {
             let terms = records::Terms::draw(&mut random, &scene.stage);
-            stage::work(&mut random, |_, random| records::caller(Arc::clone(&scene), terms, random)).await;
+            stage::work(2..=4, &mut random, |_, random| records::caller(Arc::clone(&scene), terms, random)).await;
         }
         Kind::Rates => {
             let pace = rates::Pace::draw(&mut random);
-            stage::work(&mut random, |_, random| rates::caller(Arc::clone(&scene), pace, random)).await;
+            stage::work(2..=4, &mut random, |_, random| rates::caller(Arc::clone(&scene), pace, random)).await;
         }
         _ => holders::work(&scene, &mut random).await,
     }

@@ -20,9 +20,10 @@ use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
 
 use crate::consumer;
-use crate::history::stage::{self, Network, Stage, millis};
+use crate::history::frame::{self, History};
+use crate::history::stage::{Network, Stage, millis};
 use crate::history::{Counted, Mutation, Outcome};
-use crate::idempotency_history::ledger::{Call, Ledger};
+use crate::idempotency_history::ledger::{Call, Kept, Ledger};
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
@@ -70,7 +71,9 @@ impl Counted for Counts {
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    stage::play(seed, history(seed, mutation))
+    let (scene, Outcome { log, violations, counts: work, twisted }) = frame::play::<Scene>(seed, mutation);
+    let counts = Counts { work, ..*scene.counts.lock().unwrap() };
+    Outcome { log, violations, counts, twisted }
 }
 
 /// The part of a history that all its tasks share.
@@ -95,35 +98,74 @@ enum KeyIs {
 type Handled = WithRun<SqsMessage<Value>>;
 type Consumer = SqsConsumer<Value, Failure, u64, Handled>;
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, idempotency_history::LATEST_ARRIVAL, mutation).await;
-    let stage = stage.with_write_units(|_| 1);
-    let is_fifo = random.bool();
-    let key = match random.u8(0..3) {
-        0 => KeyIs::MessageId,
-        1 if is_fifo => KeyIs::DeduplicationId,
-        _ => KeyIs::InBody,
-    };
-    let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
-    let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };
-    let messages = messages(&mut random, key, if is_fifo { FIFO_QUEUE } else { STANDARD_QUEUE });
-    // Also with a mutation that hides from the consumer that the queue is FIFO.
-    let keys = messages.iter().flat_map(|message| {
-        let key = key.of(message);
-        [(key.replace(".fifo", ""), terms), (key, terms)]
-    });
-    let ledger = Arc::new(Ledger::new(&stage, keys.collect()));
-    let queue = Queue::draw(&mut random, is_fifo, messages);
-    let scene = Arc::new(Scene { stage, ledger, queue, terms, key, counts: Mutex::default() });
-    scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.queue));
+impl History for Scene {
+    type Kept = Kept;
 
-    stage::work(&mut random, |number, random| poller(Arc::clone(&scene), number, random)).await;
-    stage::settle(idempotency_history::LATEST_ARRIVAL).await;
-    scene.drain(random).await;
-    let Outcome { log, violations, counts: work, .. } = scene.ledger.outcome();
-    let counts = Counts { work, ..*scene.counts.lock().unwrap() };
-    Outcome { log, violations, counts, twisted: scene.stage.twisted() }
+    const LATEST_ARRIVAL: Duration = idempotency_history::LATEST_ARRIVAL;
+
+    fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
+        let stage = stage.with_write_units(|_| 1);
+        let is_fifo = random.bool();
+        let key = match random.u8(0..3) {
+            0 => KeyIs::MessageId,
+            1 if is_fifo => KeyIs::DeduplicationId,
+            _ => KeyIs::InBody,
+        };
+        let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
+        let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };
+        let messages = messages(random, key, if is_fifo { FIFO_QUEUE } else { STANDARD_QUEUE });
+        // Also with a mutation that hides from the consumer that the queue is FIFO.
+        let keys = messages.iter().flat_map(|message| {
+            let key = key.of(message);
+            [(key.replace(".fifo", ""), terms), (key, terms)]
+        });
+        let ledger = Arc::new(Ledger::new(&stage, Kept::of(keys.collect())));
+        let queue = Queue::draw(random, is_fifo, messages);
+        ledger.note(&format!("{queue:?} {key:?} {terms:?}"));
+        Self { stage, ledger, queue, terms, key, counts: Mutex::default() }
+    }
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        poller(scene, number, random)
+    }
+
+    /// Good hosts work until the queue is empty. Every message is then done and deleted, or dead.
+    async fn inspect(scene: &Arc<Self>, random: &mut Rng) {
+        let mut function = scene.function(random, Network::Good);
+        for round in 0..200 {
+            if scene.queue.is_drained() {
+                break;
+            }
+            let messages = scene.receive(10, random);
+            if messages.is_empty() {
+                sleep(Duration::from_secs(1)).await;
+            } else {
+                let name = format!("last poller, round {round}");
+                let invocation = Invocation::new(scene, name, Duration::from_secs(10), true, random.fork());
+                if !function.invoke(&invocation, messages, None).await {
+                    function = scene.function(random, Network::Good);
+                }
+            }
+        }
+        for message in scene.queue.messages() {
+            let (id, is_done) = (&message.id, scene.ledger.is_done(&scene.key.of(&message)));
+            match message.place {
+                Place::Queue => scene.ledger.violated(format!("{id} came to no end")),
+                Place::Deleted if !is_done => scene.ledger.violated(format!("{id} is lost")),
+                Place::Deleted => scene.count(|counts| counts.done += 1),
+                Place::DeadLetterQueue => {}
+            }
+        }
+        scene.ledger.check_ends();
+    }
 }
 
 /// The messages of the senders, with occasional duplicates in the same group.
@@ -180,7 +222,7 @@ struct Invocation {
 
 impl Scene {
     fn function(&self, random: &mut Rng, network: Network) -> Function {
-        let host = self.stage.host(random, network, self.ledger.observer());
+        let host = self.host(random, network);
         let locks = self.stage.locks(&host);
         let consumer = match self.key {
             KeyIs::MessageId => Consumer::by_message_id(locks),
@@ -226,35 +268,6 @@ impl Scene {
             let is_over = earlier.place == Place::DeadLetterQueue || self.ledger.is_done(&self.key.of(earlier));
             if earlier.group == message.group && !is_over {
                 self.ledger.violated(format!("{id} was begun out of order: before {}", earlier.id));
-            }
-        }
-    }
-
-    /// Good hosts work until the queue is empty. Every message is then done and deleted, or dead.
-    async fn drain(self: &Arc<Self>, mut random: Rng) {
-        let mut function = self.function(&mut random, Network::Good);
-        for round in 0..200 {
-            if self.queue.is_drained() {
-                break;
-            }
-            let messages = self.receive(10, &mut random);
-            if messages.is_empty() {
-                sleep(Duration::from_secs(1)).await;
-            } else {
-                let name = format!("last poller, round {round}");
-                let invocation = Invocation::new(self, name, Duration::from_secs(10), true, random.fork());
-                if !function.invoke(&invocation, messages, None).await {
-                    function = self.function(&mut random, Network::Good);
-                }
-            }
-        }
-        for message in self.queue.messages() {
-            let (id, is_done) = (&message.id, self.ledger.is_done(&self.key.of(&message)));
-            match message.place {
-                Place::Queue => self.ledger.violated(format!("{id} came to no end")),
-                Place::Deleted if !is_done => self.ledger.violated(format!("{id} is lost")),
-                Place::Deleted => self.count(|counts| counts.done += 1),
-                Place::DeadLetterQueue => {}
             }
         }
     }

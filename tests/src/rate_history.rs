@@ -3,7 +3,7 @@
 
 mod mutations;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -14,15 +14,14 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::guarantee::{READABLE, SERVED, TIMES};
-use crate::history::book::{Book, Page};
-use crate::history::stage::{self, Network, Stage, millis};
+use crate::history::book::{Book, Observe};
+use crate::history::frame::{self, History};
+use crate::history::stage::{Network, Stage, millis};
 use crate::history::{Mutation, Outcome, counts};
 use crate::request::expression::Operand;
 use crate::request::{DUE, Purpose, Request};
 pub use mutations::MUTATIONS;
 
-/// How late a request can arrive: longer than any row of a rate says something.
-const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
 /// How late a call may pass at least.
 const LATE: Duration = Duration::from_millis(100);
@@ -49,7 +48,7 @@ counts! {
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    stage::play(seed, history(seed, mutation))
+    frame::run::<Scene>(seed, mutation)
 }
 
 /// How often a key may be called.
@@ -81,49 +80,45 @@ struct Scene {
     ledger: Arc<Ledger>,
 }
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
-    let paces = (0..random.usize(1..=2)).map(|key| (format!("key {key}"), Pace::draw(&mut random))).collect();
-    // A clock is wrong by up to half the skew, and a deadline has whole milliseconds.
-    let clock_error = stage.clock_skew / 2 + Duration::from_millis(1);
-    let ledger = Arc::new(Ledger { book: Book::new(stage.engine.clone()), paces, clock_error });
-    let scene = Arc::new(Scene { stage, ledger });
-    let sweeper = tokio::spawn({
-        let scene = Arc::clone(&scene);
-        async move { scene.stage.sweep(Duration::from_secs(3), |rows| scene.ledger.swept(rows)).await }
-    });
-    stage::work(&mut random, |number, random| caller(Arc::clone(&scene), number, random)).await;
-    scene.serve_last_callers(&mut random).await;
-    sweeper.abort();
-    let Page { journal, kept } = scene.ledger.book.take();
-    Outcome { twisted: scene.stage.twisted(), ..journal.outcome(kept.counts) }
-}
+impl History for Scene {
+    type Kept = Kept;
 
-impl Scene {
-    fn host(&self, random: &mut Rng, network: Network, name: &str) -> Host {
-        self.stage.host(random, network, Observer { ledger: Arc::clone(&self.ledger), host: name.to_owned() })
+    /// Longer than any row of a rate says something.
+    const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
+
+    fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
+        let paces = (0..random.usize(1..=2)).map(|key| (format!("key {key}"), Pace::draw(random))).collect();
+        Self { ledger: Arc::new(Ledger::new(&stage, Kept { paces, ..Kept::default() })), stage }
     }
 
-    fn rate(&self, host: &Host, key: &str) -> Rate {
-        let Pace { calls, period, burst } = self.ledger.paces[key];
-        self.stage.locks(host).rate(key, calls, period).burst(burst)
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        caller(scene, number, random)
+    }
+
+    async fn sweep(&self) {
+        self.ledger.sweep(Duration::from_secs(3), |counts| &mut counts.swept).await;
     }
 
     /// After the faults, a caller with a good network passes each key several times. When it comes back at the time that a refusal
     /// has named, it passes.
-    async fn serve_last_callers(&self, random: &mut Rng) {
-        stage::settle(LATEST_ARRIVAL).await;
-        let keys: Vec<_> = self.ledger.paces.keys().cloned().collect();
-        for key in keys {
+    async fn inspect(scene: &Arc<Self>, random: &mut Rng) {
+        for key in scene.keys() {
             let name = format!("last caller of {key}");
-            let host = self.host(random, Network::Good, &name);
-            let rate = self.rate(&host, &key);
+            let host = scene.host_of(random, Network::Good, &name);
+            let rate = scene.rate(&host, &key);
             let (mut passed, mut refused) = (0, 0);
             for _ in 0..100 {
                 match rate.pass().await {
                     Ok(()) => {
-                        self.ledger.passed(&name, Duration::ZERO);
+                        scene.ledger.passed(&name, Duration::ZERO);
                         (passed, refused) = (passed + 1, 0);
                     }
                     Err(error) if error.kind() == ErrorKind::Held => {
@@ -139,12 +134,12 @@ impl Scene {
                     Err(_) => break,
                 }
                 // The clock may step back during the sleep.
-                if passed == 10 || refused > if self.stage.largest_step().is_zero() { 1 } else { 5 } {
+                if passed == 10 || refused > if scene.stage.largest_step().is_zero() { 1 } else { 5 } {
                     break;
                 }
             }
             if passed < 10 {
-                self.ledger.violated(format!(
+                scene.ledger.violated(format!(
                     "{SERVED}: {name} passed {passed} times only, and came {refused} times too early"
                 ));
             }
@@ -152,12 +147,28 @@ impl Scene {
     }
 }
 
+impl Scene {
+    fn keys(&self) -> Vec<String> {
+        self.ledger.state().paces.keys().cloned().collect()
+    }
+
+    /// The host of a caller with this name.
+    fn host_of(&self, random: &mut Rng, network: Network, name: &str) -> Host {
+        self.stage.host(random, network, Observer { ledger: Arc::clone(&self.ledger), host: name.to_owned() })
+    }
+
+    fn rate(&self, host: &Host, key: &str) -> Rate {
+        let Pace { calls, period, burst } = self.ledger.state().paces[key];
+        self.stage.locks(host).rate(key, calls, period).burst(burst)
+    }
+}
+
 /// A caller: one host after another, with one call after another.
 async fn caller(scene: Arc<Scene>, number: usize, mut random: Rng) {
-    let keys: Vec<_> = scene.ledger.paces.keys().cloned().collect();
+    let keys = scene.keys();
     let mut name = format!("caller {number}");
     let network = Network::draw(&mut random);
-    let mut host = scene.host(&mut random, network, &name);
+    let mut host = scene.host_of(&mut random, network, &name);
     let mut rates: HashMap<_, _> = keys.iter().map(|key| (key, scene.rate(&host, key))).collect();
     for step in 0..random.usize(6..=16) {
         let pause = match random.u8(0..30) {
@@ -179,7 +190,7 @@ async fn caller(scene: Arc<Scene>, number: usize, mut random: Rng) {
                 if random.bool() {
                     host.crash();
                     name = format!("caller {number} after step {step}");
-                    host = scene.host(&mut random, Network::Bad, &name);
+                    host = scene.host_of(&mut random, Network::Bad, &name);
                     rates = keys.iter().map(|key| (key, scene.rate(&host, key))).collect();
                 }
             }
@@ -187,16 +198,11 @@ async fn caller(scene: Arc<Scene>, number: usize, mut random: Rng) {
     }
 }
 
-#[derive(Debug)]
-struct Ledger {
-    book: Book<Kept>,
-    paces: std::collections::BTreeMap<String, Pace>,
-    clock_error: Duration,
-}
+type Ledger = Book<Kept>;
 
 #[derive(Default)]
 struct Kept {
-    counts: Counts,
+    paces: BTreeMap<String, Pace>,
     /// When the next call of each key is due.
     due: HashMap<String, Duration>,
     /// The times that each host was given, by its calls that have not passed, and until when each may pass.
@@ -204,53 +210,49 @@ struct Kept {
 }
 
 impl Ledger {
-    fn now(&self) -> Duration {
-        self.book.engine.now().duration_since(SystemTime::UNIX_EPOCH).unwrap()
+    fn time(&self) -> Duration {
+        self.engine.now().duration_since(SystemTime::UNIX_EPOCH).unwrap()
     }
 
-    fn violated(&self, what: String) {
-        self.book.broke(&mut self.book.state(), what);
+    /// A clock is wrong by up to half the skew, and a deadline has whole milliseconds.
+    fn clock_error(&self) -> Duration {
+        self.clock_skew / 2 + Duration::from_millis(1)
     }
 
     /// A call of this host passes now.
     fn passed(&self, host: &str, took: Duration) {
-        let (now, mut page) = (self.now() + self.clock_error, self.book.state());
+        let (now, mut page) = (self.time() + self.clock_error(), self.state());
         page.counts.passed += 1;
         page.counts.waited += usize::from(took > Duration::from_millis(100));
-        self.book.log(&mut page, &format!("{host} passes"));
+        self.log(&mut page, &format!("{host} passes"));
         let given = page.given.entry(host.to_owned()).or_default();
         match given.iter().position(|(time, latest)| *time <= now && now <= *latest) {
             Some(own) => drop(given.swap_remove(own)),
-            None => self.book.broke(&mut page, format!("{TIMES}: {host} passes before it, too late, or without one")),
+            None => self.broke(&mut page, format!("{TIMES}: {host} passes before it, too late, or without one")),
         }
     }
 
     fn refused(&self, host: &str, error: &Error) {
-        let mut page = self.book.state();
-        self.book.log(&mut page, &format!("{host}: {}", error.kind()));
+        let mut page = self.state();
+        self.log(&mut page, &format!("{host}: {}", error.kind()));
         match error.kind() {
             ErrorKind::Held => page.counts.refused += 1,
             ErrorKind::Throttled | ErrorKind::Unavailable | ErrorKind::Conflict => {}
-            _ => self.book.broke(&mut page, format!("{READABLE}: {error}")),
+            _ => self.broke(&mut page, format!("{READABLE}: {error}")),
         }
     }
 
     fn gone(&self, host: &str) {
-        let mut page = self.book.state();
+        let mut page = self.state();
         page.counts.gone += 1;
-        self.book.log(&mut page, &format!("{host} is gone"));
-    }
-
-    /// Rows that TTL has deleted said nothing any more.
-    fn swept(&self, rows: usize) {
-        self.book.swept(rows, |kept| &mut kept.counts.swept);
+        self.log(&mut page, &format!("{host} is gone"));
     }
 
     fn applied(&self, host: &str, request: &Value, answer: &Answer) {
         let request = Request::parse("UpdateItem", request);
         let Some(call) = request.update().filter(|update| update.purpose == Purpose::Call) else { return };
-        let Some(pace) = self.paces.get(&call.key) else { return };
-        let mut state = self.book.state();
+        let mut state = self.state();
+        let Some(pace) = state.paces.get(&call.key).copied() else { return };
         // The answer has the row before.
         let due = call.sets(DUE).unwrap().number_in(&answer.body["Attributes"]).unwrap();
         let (due, interval) = (Duration::from_micros(due), pace.interval());
@@ -267,7 +269,7 @@ impl Ledger {
             }
         };
         let sent = Duration::from_micros(sent);
-        self.book.log(&mut state, &format!("  {host} calls {}: due {due:?}, sent {sent:?}", call.key));
+        self.log(&mut state, &format!("  {host} calls {}: due {due:?}, sent {sent:?}", call.key));
         let last = state.due.insert(call.key.clone(), due);
         let broken = if last.is_some_and(|last| due < last + interval) {
             Some(format!("{TIMES}: that of {host} for {} is too near to the one before", call.key))
@@ -279,13 +281,17 @@ impl Ledger {
             None
         };
         if let Some(what) = broken {
-            self.book.broke(&mut state, what);
+            self.broke(&mut state, what);
         }
         let time = due.saturating_sub(interval + pace.tolerance());
         // By the clock of the host, and then by this one, which is later than it is by the error.
-        let latest = time.max(sent) + interval.max(LATE) + 2 * self.clock_error;
+        let latest = time.max(sent) + interval.max(LATE) + 2 * self.clock_error();
         state.given.entry(host.to_owned()).or_default().push((time, latest));
     }
+}
+
+impl Observe for Kept {
+    type Counts = Counts;
 }
 
 /// Shows the requests of a host to the ledger.
@@ -297,7 +303,7 @@ struct Observer {
 
 impl Intercept for Observer {
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        self.ledger.book.state().counts.requests += 1;
+        self.ledger.state().counts.requests += 1;
         if operation == "UpdateItem" && answer.status == 200 {
             self.ledger.applied(&self.host, request, answer);
         }

@@ -12,19 +12,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use lambda_lock::embedded::Host;
 use lambda_lock::{Acquire, Lock, Locks};
 
 use crate::history::actor::{self, Kind};
+use crate::history::frame::{self, History};
 use crate::history::operator::operate;
-use crate::history::stage::{self, Network, Stage};
+use crate::history::stage::{Network, Stage};
 use crate::history::{Mutation, Outcome, counts, liveness, workflow};
 pub(crate) use ledger::refused_with_room;
-use ledger::{Ledger, Operation};
+use ledger::{Kept, Ledger, Operation};
 pub use mutations::MUTATIONS;
-
-/// How late a request can arrive: AWS accepts its signature for 5 minutes.
-const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
 
 /// One history in so many, from this seed on, ends with a crowd.
 const CROWD_EVERY: u64 = 50;
@@ -75,7 +72,7 @@ counts! {
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    stage::play(seed, history(seed, mutation))
+    frame::run::<Scene>(seed, mutation)
 }
 
 /// The part of a history that all its tasks share.
@@ -88,41 +85,71 @@ struct Scene {
     permits: u32,
     /// Some pauses are so long that TTL deletes the row.
     has_nights: bool,
+    /// How many workers there are beside those of each history.
+    more_workers: usize,
     /// How many identities have workflows.
     identities: u64,
+    /// How many permits the crowd at the end has in use.
+    crowd: Option<u32>,
 }
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
-    let ledger = Arc::new(Ledger::new(&stage));
-    let (keys, few, has_nights) = (random.u64(1..=2), random.u32(1..=3), random.u8(0..5) == 0);
-    // One history in so many has many permits, and enough workers for them.
-    let many = (seed % MANY_EVERY == 1).then(|| 4 + u32::try_from(seed / MANY_EVERY % 6).unwrap());
-    let identities = workflow::workflows::<Scene>(seed);
-    let scene = Arc::new(Scene { stage, ledger, keys, permits: many.unwrap_or(few), has_nights, identities });
-    let sweeper = tokio::spawn({
-        let scene = Arc::clone(&scene);
-        let interval = Duration::from_secs(if scene.has_nights { 600 } else { 5 });
-        async move { scene.stage.sweep(interval, |rows| scene.ledger.swept(rows)).await }
-    });
-    let workers: Vec<_> = (0..random.usize(3..=6) + many.unwrap_or_default() as usize)
-        .map(|number| tokio::spawn(actor::worker(Arc::clone(&scene), number, random.fork())))
-        .collect();
-    let workflows = workflow::begin(seed, &scene);
-    operate(seed, &scene.stage, &scene.ledger, (0..keys).map(|number| format!("key {number}")).collect()).await;
-    for worker in workers {
-        worker.await.unwrap();
+impl History for Scene {
+    type Kept = Kept;
+
+    fn set(seed: u64, stage: Stage, random: &mut Rng) -> Self {
+        let (keys, few, has_nights) = (random.u64(1..=2), random.u32(1..=3), random.u8(0..5) == 0);
+        // One history in so many has many permits, and enough workers for them.
+        let many = (seed % MANY_EVERY == 1).then(|| 4 + u32::try_from(seed / MANY_EVERY % 6).unwrap());
+        let has_crowd = seed % CROWD_EVERY == CROWD_SEED && !stage.is_throttled();
+        Self {
+            ledger: Arc::new(Ledger::new(&stage, Kept::default())),
+            stage,
+            keys,
+            permits: many.unwrap_or(few),
+            has_nights,
+            more_workers: many.unwrap_or_default() as usize,
+            identities: workflow::workflows::<Self>(seed),
+            crowd: has_crowd.then(|| CROWDS[usize::try_from(seed / CROWD_EVERY % 4).unwrap()]),
+        }
     }
-    workflows.await;
-    actor::serve_last_waiters(&*scene, &mut random).await;
-    if seed % CROWD_EVERY == CROWD_SEED && !scene.stage.is_throttled() {
-        crowd(&scene, CROWDS[usize::try_from(seed / CROWD_EVERY % 4).unwrap()], &mut random).await;
+
+    fn stage(&self) -> &Stage {
+        &self.stage
     }
-    stage::settle(LATEST_ARRIVAL).await;
-    sweeper.abort();
-    actor::inspect(&*scene, &mut random).await;
-    Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn workers(&self) -> RangeInclusive<usize> {
+        3 + self.more_workers..=6 + self.more_workers
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        actor::worker(scene, number, random)
+    }
+
+    async fn sweep(&self) {
+        let every = Duration::from_secs(if self.has_nights { 600 } else { 5 });
+        self.ledger.sweep(every, |counts| &mut counts.swept).await;
+    }
+
+    async fn beside(seed: u64, scene: &Arc<Self>) {
+        let workflows = workflow::begin(seed, scene);
+        operate(seed, &**scene, (0..scene.keys).map(|number| format!("key {number}")).collect()).await;
+        workflows.await;
+    }
+
+    async fn serve_last(&self, random: &mut Rng) {
+        actor::serve_last_waiters(self, random).await;
+        if let Some(permits) = self.crowd {
+            crowd(self, permits, random).await;
+        }
+    }
+
+    async fn inspect(scene: &Arc<Self>, random: &mut Rng) {
+        actor::inspect(&**scene, random).await;
+    }
 }
 
 impl Kind for Scene {
@@ -132,14 +159,6 @@ impl Kind for Scene {
 
     const WORKFLOWS: u64 = 2;
     const HAS_MIN_HOLD: bool = false;
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn host(&self, random: &mut Rng, network: Network) -> Host {
-        self.stage.host(random, network, self.ledger.observer())
-    }
 
     fn draw(&self, random: &mut Rng) -> (String, u32) {
         (format!("key {}", random.u64(0..self.keys)), self.permits + random.u32(0..6).saturating_sub(3))
@@ -175,10 +194,6 @@ impl Kind for Scene {
         self.permits + liveness::LAST_WAITERS
     }
 
-    fn violated(&self, what: String) {
-        self.ledger.broke(&mut self.ledger.state(), what);
-    }
-
     /// A crowd leaves its permits.
     fn largest(row: &liveness::Row) -> usize {
         let permits = row["permits"].as_n().map_or(0, |permits| permits.parse().unwrap());
@@ -195,7 +210,7 @@ async fn crowd(scene: &Scene, crowd: u32, random: &mut Rng) {
         if number >= crowd {
             let oldest: Lock = held.pop_front().unwrap();
             if let Err(error) = oldest.release().await {
-                return scene.ledger.crowd_lost(&error);
+                return scene.ledger.violated(format!("the crowded row has lost a permit: {error}"));
             }
         }
         let acquire = semaphore.acquire().holder(format!("crowd {number}")).lease(Duration::from_mins(10));

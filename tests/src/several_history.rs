@@ -9,18 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use lambda_lock::embedded::Host;
 use lambda_lock::{Acquire, Locks};
 
 use crate::history::actor::{self, Kind};
+use crate::history::frame::{self, History};
 use crate::history::operator::operate;
-use crate::history::stage::{self, Network, Stage, Waiting};
+use crate::history::stage::{Stage, Waiting};
 use crate::history::{Mutation, Outcome, counts, workflow};
-use ledger::{Ledger, Operation};
+use ledger::{Kept, Ledger, Operation};
 pub use mutations::MUTATIONS;
-
-/// How late a request can arrive: AWS accepts its signature for 5 minutes.
-const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
 
 counts! {
     /// Sets acquired.
@@ -66,7 +63,7 @@ counts! {
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    stage::play(seed, history(seed, mutation))
+    frame::run::<Scene>(seed, mutation)
 }
 
 #[derive(Debug)]
@@ -76,27 +73,45 @@ struct Scene {
     keys: usize,
 }
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
-    let ledger = Arc::new(Ledger::new(&stage, random.fork()));
-    let scene = Arc::new(Scene { stage, ledger, keys: random.usize(2..=4) });
+impl History for Scene {
+    type Kept = Kept;
 
-    let sweeper = tokio::spawn({
-        let scene = Arc::clone(&scene);
-        async move { scene.stage.sweep(Duration::from_secs(5), |rows| scene.ledger.swept(rows)).await }
-    });
-    let workflows = workflow::begin(seed, &scene);
-    tokio::join!(
-        stage::work(&mut random, |number, random| actor::worker(Arc::clone(&scene), number, random)),
-        operate(seed, &scene.stage, &scene.ledger, scene.keys()),
-    );
-    workflows.await;
-    actor::serve_last_waiters(&*scene, &mut random).await;
-    stage::settle(LATEST_ARRIVAL).await;
-    sweeper.abort();
-    actor::inspect(&*scene, &mut random).await;
-    Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
+    fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
+        let ledger = Arc::new(Ledger::new(&stage, Kept::draw(random.fork())));
+        Self { stage, ledger, keys: random.usize(2..=4) }
+    }
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        actor::worker(scene, number, random)
+    }
+
+    async fn sweep(&self) {
+        self.ledger.sweep(Duration::from_secs(5), |counts| &mut counts.swept).await;
+    }
+
+    fn beside(seed: u64, scene: &Arc<Self>) -> impl Future<Output = ()> {
+        let workflows = workflow::begin(seed, scene);
+        async move {
+            operate(seed, &**scene, scene.keys()).await;
+            workflows.await;
+        }
+    }
+
+    async fn serve_last(&self, random: &mut Rng) {
+        actor::serve_last_waiters(self, random).await;
+    }
+
+    async fn inspect(scene: &Arc<Self>, random: &mut Rng) {
+        actor::inspect(&**scene, random).await;
+    }
 }
 
 impl Kind for Scene {
@@ -107,14 +122,6 @@ impl Kind for Scene {
     const HAS_MIN_HOLD: bool = false;
     /// Conflicts are repeated.
     const PATIENCE: Duration = Duration::from_secs(5);
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn host(&self, random: &mut Rng, network: Network) -> Host {
-        self.stage.host(random, network, self.ledger.observer())
-    }
 
     fn draw(&self, random: &mut Rng) -> Vec<String> {
         let mut keys = self.keys();
@@ -148,10 +155,6 @@ impl Kind for Scene {
     /// Only waiters in turn reserve their keys, and few of them do.
     fn waiting(random: &mut Rng) -> Waiting {
         if random.u8(0..3) == 0 { Waiting::Backoff } else { Waiting::InTurn }
-    }
-
-    fn violated(&self, what: String) {
-        self.ledger.violated(what);
     }
 }
 

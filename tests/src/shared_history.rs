@@ -16,14 +16,13 @@ use lambda_lock::{Error, ErrorKind, HandlerError, Idempotency, Locks, OnUnfinish
 use tokio::time::{sleep, timeout};
 
 use crate::guarantee::SERVED;
+use crate::history::frame::{self, History};
 use crate::history::operator::operate;
-use crate::history::stage::{self, Network, Stage, Waiting, millis};
+use crate::history::stage::{Network, Stage, Waiting, millis};
 use crate::history::{Mutation, Outcome, counts, liveness};
-use ledger::{Kind, Ledger, Operation};
+use ledger::{Kept, Kind, Ledger, Operation};
 pub use mutations::MUTATIONS;
 
-/// How late a request can arrive: less than a record is kept.
-const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
 /// The window of a record.
 const WINDOW: Duration = Duration::from_secs(30);
 const PERMITS: u32 = 2;
@@ -62,7 +61,7 @@ counts! {
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    stage::play(seed, history(seed, mutation))
+    frame::run::<Scene>(seed, mutation)
 }
 
 #[derive(Debug)]
@@ -72,55 +71,45 @@ struct Scene {
     keys: usize,
 }
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
-    let ledger = Arc::new(Ledger::new(&stage));
-    let scene = Arc::new(Scene { stage, ledger, keys: random.usize(1..=3) });
+impl History for Scene {
+    type Kept = Kept;
 
-    let sweeper = tokio::spawn({
-        let scene = Arc::clone(&scene);
-        async move {
-            loop {
-                sleep(Duration::from_mins(10)).await;
-                let swept = scene.stage.engine.sweep_expired().unwrap();
-                let left = if swept > 0 { liveness::rows(&scene.stage.engine).await } else { continue };
-                let left = left.iter().map(|row| row["id"].as_s().unwrap().as_str()).collect();
-                scene.ledger.swept(swept, &left);
-            }
+    /// Less than a record is kept.
+    const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
+
+    fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
+        Self { ledger: Arc::new(Ledger::new(&stage, Kept::default())), stage, keys: random.usize(1..=3) }
+    }
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        worker(scene, number, random)
+    }
+
+    async fn sweep(&self) {
+        loop {
+            sleep(Duration::from_mins(10)).await;
+            let swept = self.stage.engine.sweep_expired().unwrap();
+            let left = if swept > 0 { liveness::rows(&self.stage.engine).await } else { continue };
+            let left = left.iter().map(|row| row["id"].as_s().unwrap().as_str()).collect();
+            self.ledger.swept_but(swept, &left);
         }
-    });
-    tokio::join!(
-        stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)),
-        operate(seed, &scene.stage, &scene.ledger, (0..scene.keys).map(|key| format!("{PREFIX}{key}")).collect()),
-    );
-    scene.serve_last_waiters(&mut random).await;
-    stage::settle(LATEST_ARRIVAL).await;
-    sweeper.abort();
-    for what in liveness::inspect(&scene.stage.engine, largest).await {
-        scene.ledger.violated(what);
-    }
-    Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
-}
-
-fn largest(row: &liveness::Row) -> usize {
-    if row.contains_key("permits") { LARGEST_SEMAPHORE } else { liveness::LARGEST_ROW }
-}
-
-impl Scene {
-    fn host(&self, random: &mut Rng, network: Network) -> Host {
-        self.stage.host(random, network, self.ledger.observer())
     }
 
-    /// A function on this host, and the prefix of its keys.
-    fn function(&self, random: &mut Rng, host: &Host) -> (Locks, &'static str) {
-        let prefix = if random.bool() { PREFIX } else { "" };
-        (self.stage.builder(host).key_prefix(prefix).build().unwrap(), prefix)
+    async fn beside(seed: u64, scene: &Arc<Self>) {
+        operate(seed, &**scene, (0..scene.keys).map(|key| format!("{PREFIX}{key}")).collect()).await;
     }
 
     /// After the faults, a waiter of each kind with a good network comes for each key. It is served in time, or told at once
     /// that the key has another kind.
-    async fn serve_last_waiters(&self, random: &mut Rng) {
+    async fn serve_last(&self, random: &mut Rng) {
         for number in 0..self.keys {
             for kind in [Kind::Lock, Kind::Permit, Kind::Set, Kind::Record] {
                 let (name, key) = (format!("last {kind:?} for {number}"), format!("{PREFIX}{number}"));
@@ -144,6 +133,24 @@ impl Scene {
                 }
             }
         }
+    }
+
+    async fn inspect(scene: &Arc<Self>, _: &mut Rng) {
+        for what in liveness::inspect(&scene.stage.engine, largest).await {
+            scene.ledger.violated(what);
+        }
+    }
+}
+
+fn largest(row: &liveness::Row) -> usize {
+    if row.contains_key("permits") { LARGEST_SEMAPHORE } else { liveness::LARGEST_ROW }
+}
+
+impl Scene {
+    /// A function on this host, and the prefix of its keys.
+    fn function(&self, random: &mut Rng, host: &Host) -> (Locks, &'static str) {
+        let prefix = if random.bool() { PREFIX } else { "" };
+        (self.stage.builder(host).key_prefix(prefix).build().unwrap(), prefix)
     }
 }
 

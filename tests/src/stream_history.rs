@@ -24,9 +24,10 @@ use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
 
 use crate::consumer;
-use crate::history::stage::{self, Network, Stage, millis};
+use crate::history::frame::{self, History};
+use crate::history::stage::{Network, Stage, millis};
 use crate::history::{Counted, Mutation, Outcome};
-use crate::idempotency_history::ledger::{Call, Ledger};
+use crate::idempotency_history::ledger::{Call, Kept, Ledger};
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
@@ -77,7 +78,9 @@ impl Counted for Counts {
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    stage::play(seed, history(seed, mutation))
+    let (scene, Outcome { log, violations, counts: work, twisted }) = frame::play::<Scene>(seed, mutation);
+    let counts = Counts { work, ..*scene.counts.lock().unwrap() };
+    Outcome { log, violations, counts, twisted }
 }
 
 /// The part of a history that all its tasks share.
@@ -115,30 +118,67 @@ enum Consumer {
     Kafka(KafkaConsumer<Value, Failure, u64, WithRun<KafkaRecord<Value>>>),
 }
 
-async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, idempotency_history::LATEST_ARRIVAL, mutation).await;
-    let stage = stage.with_write_units(|_| 1);
-    let key = if random.bool() { KeyIs::EventId } else { KeyIs::InBody };
-    let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
-    let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };
-    let records = records(&mut random, key);
-    let of = if seed % 3 == 2 { Of::Kafka } else { Of::Kinesis };
-    let shard = Shard::draw(&mut random, records);
-    let keys = shard.records.iter().map(|record| (key.of(of, record), terms));
-    let ledger = Arc::new(Ledger::new(&stage, keys.collect()));
-    let concurrency = if random.u8(0..3) == 0 { 1 } else { random.usize(2..=10) };
-    let stops_at_first_failure = random.u8(0..3) == 0;
-    let counts = Mutex::default();
-    let scene = Arc::new(Scene { stage, ledger, shard, terms, of, key, concurrency, stops_at_first_failure, counts });
-    scene.ledger.note(&format!("{of:?} {:?} {key:?} {terms:?}", scene.shard));
+impl History for Scene {
+    type Kept = Kept;
 
-    stage::work(&mut random, |number, random| poller(Arc::clone(&scene), number, random)).await;
-    stage::settle(idempotency_history::LATEST_ARRIVAL).await;
-    scene.drain(random).await;
-    let Outcome { log, violations, counts: work, .. } = scene.ledger.outcome();
-    let counts = Counts { work, ..*scene.counts.lock().unwrap() };
-    Outcome { log, violations, counts, twisted: scene.stage.twisted() }
+    const LATEST_ARRIVAL: Duration = idempotency_history::LATEST_ARRIVAL;
+
+    fn set(seed: u64, stage: Stage, random: &mut Rng) -> Self {
+        let stage = stage.with_write_units(|_| 1);
+        let key = if random.bool() { KeyIs::EventId } else { KeyIs::InBody };
+        let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
+        let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };
+        let records = records(random, key);
+        let of = if seed % 3 == 2 { Of::Kafka } else { Of::Kinesis };
+        let shard = Shard::draw(random, records);
+        let keys = shard.records.iter().map(|record| (key.of(of, record), terms));
+        let ledger = Arc::new(Ledger::new(&stage, Kept::of(keys.collect())));
+        let concurrency = if random.u8(0..3) == 0 { 1 } else { random.usize(2..=10) };
+        let stops_at_first_failure = random.u8(0..3) == 0;
+        let counts = Mutex::default();
+        ledger.note(&format!("{of:?} {shard:?} {key:?} {terms:?}"));
+        Self { stage, ledger, shard, terms, of, key, concurrency, stops_at_first_failure, counts }
+    }
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
+        poller(scene, number, random)
+    }
+
+    /// Good hosts work until the end of the shard. Every record is then done and passed, or given up.
+    async fn inspect(scene: &Arc<Self>, random: &mut Rng) {
+        let mut function = scene.function(random, Network::Good);
+        for line in 0..scene.shard.parallelization() {
+            for round in 0..200 {
+                let Some(delivery) = scene.deliver(line) else { break };
+                let deliveries = [delivery];
+                let name = format!("last poller of {line}, round {round}");
+                let invocation = Invocation::new(scene, name, Duration::from_secs(10), true, random.fork());
+                let done = function.invoke(&invocation, &deliveries, None).await;
+                if done.is_none() {
+                    function = scene.function(random, Network::Good);
+                }
+                scene.settle(&deliveries, done);
+                sleep(Duration::from_millis(500)).await;
+            }
+        }
+        for (index, record) in scene.shard.records.iter().enumerate() {
+            match scene.shard.place(index) {
+                Place::Ahead => scene.ledger.violated(format!("{} came to no end", record.number)),
+                Place::Passed if !scene.is_done(record) => scene.ledger.violated(format!("{} is lost", record.number)),
+                Place::Passed => scene.count(|counts| counts.done += 1),
+                Place::Discarded => {}
+            }
+        }
+        scene.ledger.check_ends();
+    }
 }
 
 /// The records of the producers, with occasional duplicates, some of them under another partition key.
@@ -197,7 +237,7 @@ struct Invocation {
 
 impl Scene {
     fn function(&self, random: &mut Rng, network: Network) -> Function {
-        let host = self.stage.host(random, network, self.ledger.observer());
+        let host = self.host(random, network);
         let locks = self.stage.locks(&host);
         let job = |body: &Value| body["job"].as_str().map(str::to_owned);
         let consumer = match (self.of, self.key) {
@@ -287,33 +327,6 @@ impl Scene {
             let is_over = self.is_done(earlier) || self.shard.place(index) == Place::Discarded;
             if earlier.partition_key == record.partition_key && !is_over {
                 self.ledger.violated(format!("{number} was begun out of order: before {}", earlier.number));
-            }
-        }
-    }
-
-    /// Good hosts work until the end of the shard. Every record is then done and passed, or given up.
-    async fn drain(self: &Arc<Self>, mut random: Rng) {
-        let mut function = self.function(&mut random, Network::Good);
-        for line in 0..self.shard.parallelization() {
-            for round in 0..200 {
-                let Some(delivery) = self.deliver(line) else { break };
-                let deliveries = [delivery];
-                let name = format!("last poller of {line}, round {round}");
-                let invocation = Invocation::new(self, name, Duration::from_secs(10), true, random.fork());
-                let done = function.invoke(&invocation, &deliveries, None).await;
-                if done.is_none() {
-                    function = self.function(&mut random, Network::Good);
-                }
-                self.settle(&deliveries, done);
-                sleep(Duration::from_millis(500)).await;
-            }
-        }
-        for (index, record) in self.shard.records.iter().enumerate() {
-            match self.shard.place(index) {
-                Place::Ahead => self.ledger.violated(format!("{} came to no end", record.number)),
-                Place::Passed if !self.is_done(record) => self.ledger.violated(format!("{} is lost", record.number)),
-                Place::Passed => self.count(|counts| counts.done += 1),
-                Place::Discarded => {}
             }
         }
     }

@@ -12,12 +12,13 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{Acquire, Error, ErrorKind, Lock, Locks, Wait};
 use tokio::time::{sleep, timeout};
 
+use super::frame::History;
 use super::liveness;
-use super::stage::{Network, REQUEST, Stage, Waiting, millis};
+use super::stage::{Network, REQUEST, Waiting, millis};
 use crate::guarantee::{BUDGET, CRASHES, SERVED};
 
 /// A kind of history.
-pub(crate) trait Kind: Send + Sync + Sized + 'static {
+pub(crate) trait Kind: History {
     /// What an operation acquires.
     type Wanted: Clone + Send + Sync;
     type Operation: Report;
@@ -30,10 +31,6 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
     const RENEWS_DURING_RELEASE: bool = false;
     /// How long a client at the end waits for what nobody holds.
     const PATIENCE: Duration = Duration::ZERO;
-
-    fn stage(&self) -> &Stage;
-
-    fn host(&self, random: &mut Rng, network: Network) -> Host;
 
     fn draw(&self, random: &mut Rng) -> Self::Wanted;
 
@@ -61,8 +58,6 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
     fn last_waiters(&self) -> u32 {
         liveness::LAST_WAITERS
     }
-
-    fn violated(&self, what: String);
 
     /// How large a row is at most.
     fn largest(_: &liveness::Row) -> usize {
@@ -294,6 +289,6 @@ pub(crate) async fn inspect<K: Kind>(scene: &K, random: &mut Rng) {
         visit(scene, &operation, wait, &format!("{SERVED}: what is free was refused"), random.fork()).await;
     }
     for what in liveness::inspect(&scene.stage().engine, K::largest).await {
-        scene.violated(what);
+        scene.ledger().violated(what);
     }
 }

@@ -9,13 +9,24 @@ use std::time::{Duration, SystemTime};
 use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
 use lambda_lock::{Error, Holder};
 use serde_json::Value;
+use tokio::time::sleep;
 
+use super::Outcome;
 use super::identities::Identities;
-use super::stage::Journal;
+use super::operator::Judge;
+use super::stage::{Journal, Stage};
 
-/// The journal of a history, what its ledger keeps beside it, and the DynamoDB whose clock counts.
-pub(crate) struct Book<K> {
+/// The ledger of a history: its journal, what it counts and keeps beside it, the DynamoDB whose clock counts, and how far the
+/// clocks of hosts are from it.
+pub(crate) struct Book<K: Observe> {
     pub(crate) engine: DynamoDb,
+    pub(crate) clock_skew: Duration,
+    /// That of the deployment with the longest one.
+    pub(crate) longest_skew: Duration,
+    /// How much later something can happen because of the twists of the history.
+    pub(crate) slack: Duration,
+    /// By how much a clock can step.
+    pub(crate) step: Duration,
     page: Mutex<Page<K>>,
 }
 
@@ -34,14 +45,14 @@ impl<L> Valid<L> {
     }
 }
 
-/// The journal, and what a ledger keeps.
-#[derive(Default)]
-pub(crate) struct Page<K> {
+/// The journal, and what a ledger counts and keeps.
+pub(crate) struct Page<K: Observe> {
     pub(crate) journal: Journal,
+    pub(crate) counts: K::Counts,
     pub(crate) kept: K,
 }
 
-impl<K> Deref for Page<K> {
+impl<K: Observe> Deref for Page<K> {
     type Target = K;
 
     fn deref(&self) -> &K {
@@ -49,88 +60,120 @@ impl<K> Deref for Page<K> {
     }
 }
 
-impl<K> DerefMut for Page<K> {
+impl<K: Observe> DerefMut for Page<K> {
     fn deref_mut(&mut self) -> &mut K {
         &mut self.kept
     }
 }
 
-impl<K: Default> Book<K> {
-    pub(crate) fn new(engine: DynamoDb) -> Self {
-        Self { engine, page: Mutex::default() }
+impl<K: Observe> Book<K> {
+    pub(crate) fn new(stage: &Stage, kept: K) -> Self {
+        Self {
+            engine: stage.engine.clone(),
+            clock_skew: stage.clock_skew,
+            longest_skew: stage.longest_skew(),
+            slack: stage.slack(),
+            step: stage.largest_step(),
+            page: Mutex::new(Page { journal: Journal::default(), counts: K::Counts::default(), kept }),
+        }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, Page<K>> {
         self.page.lock().unwrap()
     }
 
-    pub(crate) fn take(&self) -> Page<K> {
-        mem::take(&mut *self.state())
-    }
-
     pub(crate) fn log(&self, page: &mut Page<K>, what: &str) {
         page.journal.log(self.engine.now(), what);
+    }
+
+    pub(crate) fn note(&self, what: &str) {
+        self.log(&mut self.state(), what);
     }
 
     pub(crate) fn broke(&self, page: &mut Page<K>, what: String) {
         page.journal.broke(self.engine.now(), what);
     }
 
+    pub(crate) fn violated(&self, what: String) {
+        self.broke(&mut self.state(), what);
+    }
+
+    /// Deletes expired rows as DynamoDB does, at this interval, and counts them.
+    pub(crate) async fn sweep(&self, every: Duration, count: impl Fn(&mut K::Counts) -> &mut usize) {
+        loop {
+            sleep(every).await;
+            self.swept(self.engine.sweep_expired().unwrap(), &count);
+        }
+    }
+
     /// Records rows that TTL has deleted.
-    pub(crate) fn swept(&self, rows: usize, count: impl FnOnce(&mut K) -> &mut usize) {
+    pub(crate) fn swept(&self, rows: usize, count: impl FnOnce(&mut K::Counts) -> &mut usize) {
         let mut page = self.state();
-        *count(&mut page) += rows;
+        *count(&mut page.counts) += rows;
         if rows > 0 {
             self.log(&mut page, &format!("{rows} rows deleted by TTL"));
         }
     }
+
+    /// Closes the book.
+    pub(crate) fn outcome(&self) -> Outcome<K::Counts> {
+        let mut page = self.state();
+        let counts = mem::take(&mut page.counts);
+        mem::take(&mut page.journal).outcome(counts)
+    }
 }
 
-impl<K> Debug for Book<K> {
+impl<K: Observe> Debug for Book<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Book")
     }
 }
 
 /// What a ledger keeps if identities take over what they have, and operators free it.
-pub(crate) trait Judged: Default {
+pub(crate) trait Judged: Observe {
     fn identities(&mut self) -> &mut Identities;
+
+    /// The place in the row of this key that an owner has.
+    fn place(key: &str, _owner: &str) -> String {
+        key.to_owned()
+    }
 }
 
-impl<K: Judged> Book<K> {
-    /// Takes note of an acquisition that an operator has seen and may free.
-    pub(crate) fn sees(&self, place: &str, seen: &Holder) {
-        self.state().identities().sees(place, seen);
+impl<K: Judged> Judge for Book<K> {
+    fn sees(&self, key: &str, seen: &Holder) {
+        let place = K::place(key, seen.owner().unwrap_or_default());
+        self.state().identities().sees(&place, seen);
     }
 
-    /// Judges the answer to a release by force of this acquisition, which has this place in the row.
-    pub(crate) fn forced(&self, key: &str, place: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        let mut page = self.state();
+    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
+        let (mut page, place) = (self.state(), K::place(key, seen.owner().unwrap_or_default()));
         self.log(&mut page, &format!("an operator freed {key} by force: {answer:?}"));
-        if let Some(what) = page.identities().forced(place, seen, answer) {
+        if let Some(what) = page.identities().forced(&place, seen, answer) {
             self.broke(&mut page, what);
         }
     }
 }
 
-/// A ledger that sees the requests of a host.
-pub(crate) trait Observe: Debug + Send + Sync {
-    fn request(&self, _: &mut Value) {}
+/// What a ledger keeps, and what it does with the requests that hosts send.
+pub(crate) trait Observe: Send + Sized + 'static {
+    type Counts: Default + Send;
 
-    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer);
+    fn request(_ledger: &Book<Self>, _request: &mut Value) {}
+
+    fn answer(_ledger: &Book<Self>, _operation: &str, _request: &Value, _answer: &mut Answer) {}
 }
 
 /// Shows the requests of a host to a ledger.
 #[derive(Debug)]
 pub(crate) struct Observer<L>(pub(crate) Arc<L>);
 
-impl<L: Observe> Intercept for Observer<L> {
+impl<K: Observe> Intercept for Observer<Book<K>> {
     fn request(&self, _: &str, request: &mut Value) {
-        self.0.request(request);
+        K::request(&self.0, request);
     }
 
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        self.0.answer(operation, request, answer);
+        K::answer(&self.0, operation, request, answer);
     }
 }
 

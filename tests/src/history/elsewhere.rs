@@ -10,7 +10,8 @@ use lambda_lock::{Attempt, Turn};
 use tokio::time::{sleep, timeout};
 
 use super::Scene;
-use super::actor::{Kind as _, Report as _, release};
+use super::actor::{Report as _, release};
+use super::frame::History as _;
 use super::ledger::Operation;
 use super::stage::{Network, millis};
 
@@ -19,13 +20,17 @@ const EXECUTIONS: usize = 3;
 /// How many attempts one makes at most.
 const ATTEMPTS: usize = 40;
 
-/// Returns `true` if executions wait in this history.
-pub(super) fn wait_in(seed: u64) -> bool {
-    seed % 5 == 1
+/// Lets a few executions wait for a key of the history, if the history of this seed has any. The returned future waits for them.
+pub(super) fn begin(seed: u64, scene: &Arc<Scene>) -> impl Future<Output = ()> + use<> {
+    let executions = (seed % 5 == 1).then(|| tokio::spawn(executions(Arc::clone(scene), Rng::with_seed(seed))));
+    async {
+        if let Some(executions) = executions {
+            executions.await.unwrap();
+        }
+    }
 }
 
-/// Lets a few executions wait for a key of the history.
-pub(super) async fn executions(scene: Arc<Scene>, mut random: Rng) {
+async fn executions(scene: Arc<Scene>, mut random: Rng) {
     let key = format!("key {}", random.u64(0..scene.keys));
     let each = (0..EXECUTIONS)
         .map(|number| execute(Arc::clone(&scene), format!("execution {number}"), key.clone(), None, random.fork()));

@@ -1,42 +1,29 @@
 mod operation;
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Deref;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Error, Holder};
+use lambda_lock::embedded::Answer;
 use serde_json::Value;
 
-use super::book::{Book, Judged, Observe, Observer, Page, Valid};
+use super::Counts;
+use super::book::{Book, Judged, Observe, Page, Valid};
 use super::holders::{Holders, Holding};
 use super::identities::{Identities, short};
 use super::liveness::refused_while_free;
-use super::operator::Judge;
-use super::stage::{LATENCY, Stage};
-use super::{Counts, Outcome};
+use super::stage::LATENCY;
 use crate::guarantee::{CRASHES, FENCES, ORDER, OWNERS, SERVED, WITHDRAWN};
 use crate::request::{LAST_SEQUENCE, LEASE_END, Purpose, Request, Write};
 
 pub(super) use operation::Operation;
 
 /// Records everything, and reports violations of the guarantees.
-#[derive(Debug)]
-pub(super) struct Ledger {
-    book: Book<Kept>,
-    clock_skew: Duration,
-    /// How much later something can happen because of the twists of the history.
-    slack: Duration,
-    /// That of the deployment with the longest one.
-    longest_skew: Duration,
-}
+pub(super) type Ledger = Book<Kept>;
 
 type State = Page<Kept>;
 
 #[derive(Default)]
 pub(crate) struct Kept {
-    counts: Counts,
     /// By key.
     rows: HashMap<String, Row>,
     holders: Holders,
@@ -97,26 +84,9 @@ struct Crash {
 }
 
 impl Ledger {
-    pub(super) fn new(stage: &Stage) -> Self {
-        let (book, slack, longest_skew) = (Book::new(stage.engine.clone()), stage.slack(), stage.longest_skew());
-        Self { book, clock_skew: stage.clock_skew, slack, longest_skew }
-    }
-
-    pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
-        Observer(Arc::clone(self))
-    }
-
-    pub(super) fn swept(&self, rows: usize) {
-        self.book.swept(rows, |kept| &mut kept.counts.swept);
-    }
-
-    pub(super) fn violated(&self, what: String) {
-        self.broke(&mut self.state(), what);
-    }
-
-    /// The checks at the end of a history.
-    pub(super) fn outcome(&self) -> Outcome {
-        let Page { mut journal, kept: state } = self.take();
+    /// Checks at the end of a history that each key whose holder crashed was taken again in time.
+    pub(super) fn check_crashes(&self) {
+        let Page { journal, kept: state, .. } = &mut *self.state();
         for Crash { key, owner, at, cap } in &state.crashes {
             let next = state.taken.iter().find(|next| next.key == *key && next.at >= *at && next.owner != *owner);
             // A late release may have kept the key for its minimum hold.
@@ -129,19 +99,8 @@ impl Ledger {
                 journal.broke(self.engine.now(), what);
             }
         }
-        journal.outcome(state.counts)
     }
-}
 
-impl Deref for Ledger {
-    type Target = Book<Kept>;
-
-    fn deref(&self) -> &Book<Kept> {
-        &self.book
-    }
-}
-
-impl Ledger {
     /// Takes note of an acquire that was applied.
     fn acquired(&self, state: &mut State, update: &Write, answer: &Value) {
         let Write { key, owner, .. } = update;
@@ -172,11 +131,12 @@ impl Ledger {
     }
 }
 
-impl Observe for Ledger {
-    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+impl Observe for Kept {
+    type Counts = Counts;
+
+    fn answer(ledger: &Ledger, operation: &str, request: &Value, answer: &mut Answer) {
         let request = Request::parse(operation, request);
         let Some(update) = request.update() else { return };
-        let ledger = self;
         let mut state = ledger.state();
         state.counts.requests += 1;
         let Write { purpose, key, owner, .. } = update.clone();
@@ -269,15 +229,5 @@ impl Observe for Ledger {
 impl Judged for Kept {
     fn identities(&mut self) -> &mut Identities {
         &mut self.identities
-    }
-}
-
-impl Judge for Ledger {
-    fn sees(&self, key: &str, seen: &Holder) {
-        self.book.sees(key, seen);
-    }
-
-    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        self.book.forced(key, key, seen, answer);
     }
 }

@@ -1,14 +1,13 @@
 //! An operator who frees by force what somebody has. Time passes between its look and its request, and it may repeat the
 //! request with what it saw before: whoever has acquired the key meanwhile keeps it.
 
-use std::sync::Arc;
-
 use fastrand::Rng;
 use lambda_lock::{Error, Holder};
 use tokio::time::sleep;
 
-use super::book::{Observe, Observer};
-use super::stage::{Network, Stage, millis};
+use super::book::Book;
+use super::frame::History;
+use super::stage::{Network, millis};
 
 /// Mixed into the seed of a history, so that all other draws of the history stay the same.
 const OWN_SEED: u64 = 0x6f70_6572_6174;
@@ -16,7 +15,7 @@ const OWN_SEED: u64 = 0x6f70_6572_6174;
 const EVERY: u64 = 2;
 
 /// A ledger that judges what an operator does.
-pub(crate) trait Judge: Observe + 'static {
+pub(crate) trait Judge {
     /// Takes note of an acquisition that an operator has seen and may free. `key` is the key of its row.
     fn sees(&self, key: &str, seen: &Holder);
 
@@ -25,15 +24,18 @@ pub(crate) trait Judge: Observe + 'static {
 }
 
 /// Frees some of these keys by force, if the history of this seed has an operator.
-pub(crate) async fn operate<L: Judge>(seed: u64, stage: &Stage, ledger: &Arc<L>, keys: Vec<String>) {
+pub(crate) async fn operate<H: History>(seed: u64, scene: &H, keys: Vec<String>)
+where
+    Book<H::Kept>: Judge,
+{
     if !seed.is_multiple_of(EVERY) {
         return;
     }
     let mut random = Rng::with_seed(seed ^ OWN_SEED);
     for _ in 0..random.usize(3..=8) {
         sleep(millis(&mut random, 0..=1500)).await;
-        let host = stage.host(&mut random, Network::Bad, Observer(Arc::clone(ledger)));
-        let (locks, key) = (stage.locks(&host), &keys[random.usize(0..keys.len())]);
+        let (host, ledger) = (scene.host(&mut random, Network::Bad), scene.ledger());
+        let (locks, key) = (scene.stage().locks(&host), &keys[random.usize(0..keys.len())]);
         // The operator looks again if the read fails.
         let Ok(Some(row)) = locks.get(key).await else { continue };
         let target = match row.permits() {

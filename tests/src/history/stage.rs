@@ -175,22 +175,15 @@ impl Stage {
             _ => locks,
         }
     }
-
-    /// Deletes expired rows as DynamoDB does, at this interval.
-    pub(crate) async fn sweep(&self, every: Duration, swept: impl Fn(usize)) {
-        loop {
-            sleep(every).await;
-            swept(self.engine.sweep_expired().unwrap());
-        }
-    }
 }
 
-/// Runs a few workers.
-pub(crate) async fn work<W>(random: &mut Rng, worker: impl Fn(usize, Rng) -> W)
+/// Runs so many workers.
+pub(crate) async fn work<W>(workers: RangeInclusive<usize>, random: &mut Rng, worker: impl Fn(usize, Rng) -> W)
 where
     W: Future<Output = ()> + Send + 'static,
 {
-    let workers: Vec<_> = (0..random.usize(2..=4)).map(|number| tokio::spawn(worker(number, random.fork()))).collect();
+    let workers: Vec<_> =
+        (0..random.usize(workers)).map(|number| tokio::spawn(worker(number, random.fork()))).collect();
     for worker in workers {
         worker.await.unwrap();
     }

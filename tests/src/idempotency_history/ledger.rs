@@ -2,40 +2,28 @@ mod call;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
-use std::ops::Deref;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::embedded::{Answer as WireAnswer, Intercept};
+use lambda_lock::embedded::Answer as WireAnswer;
 use serde_json::Value;
 
 use super::{Counts, Terms, Then};
 use crate::guarantee::{FENCES, ONCE, REPLIES};
-use crate::history::Outcome;
-use crate::history::book::{Book, Observe, Observer, Page};
-use crate::history::stage::{CAP, LATENCY, Stage};
+use crate::history::book::{Book, Observe, Page};
+use crate::history::stage::{CAP, LATENCY};
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 pub(crate) use call::{Call, Execution};
 
 /// Records everything, and reports violations of the guarantees.
-#[derive(Debug)]
-pub(crate) struct Ledger {
-    book: Book<Kept>,
-    clock_skew: Duration,
-    /// How much later something can happen because of the twists of the history.
-    slack: Duration,
-    /// By how much a clock can step.
-    step: Duration,
-    /// By key.
-    terms: HashMap<String, Terms>,
-}
+pub(crate) type Ledger = Book<Kept>;
 
 type State = Page<Kept>;
 
 #[derive(Default)]
 pub(crate) struct Kept {
-    counts: Counts,
+    /// By key.
+    terms: HashMap<String, Terms>,
     /// By number, from 1.
     runs: Vec<Ran>,
     /// By key: the count of the work, and the expected count.
@@ -97,20 +85,13 @@ struct Crash {
     at: SystemTime,
 }
 
+impl Kept {
+    pub(crate) fn of(terms: HashMap<String, Terms>) -> Self {
+        Self { terms, ..Self::default() }
+    }
+}
+
 impl Ledger {
-    pub(crate) fn new(stage: &Stage, terms: HashMap<String, Terms>) -> Self {
-        let (book, slack, step) = (Book::new(stage.engine.clone()), stage.slack(), stage.largest_step());
-        Self { book, clock_skew: stage.clock_skew, slack, step, terms }
-    }
-
-    pub(crate) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
-        Observer(Arc::clone(self))
-    }
-
-    pub(crate) fn swept(&self, rows: usize) {
-        self.book.swept(rows, |kept| &mut kept.counts.swept);
-    }
-
     /// Each window with a result has one business write.
     pub(crate) fn count_business(&self, key: &str, writes: u64) {
         let mut state = self.state();
@@ -126,7 +107,7 @@ impl Ledger {
                 ends = end;
                 is_counted = false;
             }
-            let has_business_write = !self.terms[key].transactional || state.records[&run.owner].is_committed;
+            let has_business_write = !state.terms[key].transactional || state.records[&run.owner].is_committed;
             if !is_counted && run.how != How::Failed(Then::Store) && has_business_write {
                 windows += 1;
                 is_counted = true;
@@ -138,9 +119,9 @@ impl Ledger {
         }
     }
 
-    /// The checks at the end of a history.
-    pub(crate) fn outcome(&self) -> Outcome<Counts> {
-        let Page { mut journal, kept: state } = self.take();
+    /// Checks at the end of a history that each count is right, and that each key whose run crashed was taken again in time.
+    pub(crate) fn check_ends(&self) {
+        let Page { journal, kept: state, .. } = &mut *self.state();
         for (key, (count, expected)) in &state.counters {
             if count != expected {
                 let what = format!("(ii) {key} counts {count} and was counted up {expected} times");
@@ -158,15 +139,6 @@ impl Ledger {
                 journal.broke(self.engine.now(), what);
             }
         }
-        journal.outcome(state.counts)
-    }
-
-    pub(crate) fn note(&self, what: &str) {
-        self.log(&mut self.state(), what);
-    }
-
-    pub(crate) fn violated(&self, what: String) {
-        self.broke(&mut self.state(), what);
     }
 
     /// Whether a run of this key finished.
@@ -186,12 +158,12 @@ impl Ledger {
     /// The earliest end of the window of a run, if its outcome was stored.
     fn window_end(&self, state: &State, run: &Ran) -> Option<SystemTime> {
         let outcome = run.outcome.filter(|_| state.records[&run.owner].completed.is_some())?;
-        Some(outcome + self.terms[&run.key].window - self.clock_skew)
+        Some(outcome + state.terms[&run.key].window - self.clock_skew)
     }
 
     /// Why another run of this key must not begin now, if it must not.
     fn obstacle(&self, state: &State, earlier: &Ran, now: SystemTime) -> Option<String> {
-        let terms = self.terms[&earlier.key];
+        let terms = state.terms[&earlier.key];
         let record = &state.records[&earlier.owner];
         let released = record.released.is_some();
         if earlier.ended.is_none() {
@@ -208,20 +180,13 @@ impl Ledger {
     }
 }
 
-impl Deref for Ledger {
-    type Target = Book<Kept>;
+impl Observe for Kept {
+    type Counts = Counts;
 
-    fn deref(&self) -> &Book<Kept> {
-        &self.book
-    }
-}
-
-impl Observe for Ledger {
-    fn answer(&self, operation: &str, request: &Value, answer: &mut WireAnswer) {
+    fn answer(ledger: &Ledger, operation: &str, request: &Value, answer: &mut WireAnswer) {
         let token = request["ClientRequestToken"].as_str();
         let request = Request::parse(operation, request);
         let Some(write) = request.writes.first() else { return };
-        let ledger = self;
         let mut state = ledger.state();
         state.counts.requests += 1;
         let Write { purpose, key, owner, .. } = write.clone();
@@ -273,7 +238,7 @@ impl Ledger {
         } else {
             let last = state.fences.insert(key.clone(), fence).filter(|last| fence <= *last);
             // A request that is late by the whole window can write a deleted row again.
-            if let Some(last) = last.filter(|_| self.terms[&key].window > super::LATEST_ARRIVAL) {
+            if let Some(last) = last.filter(|_| state.terms[&key].window > super::LATEST_ARRIVAL) {
                 self.broke(state, format!("{FENCES}: {key}: fence {fence} after {last}"));
             }
             let record = Record {
@@ -302,7 +267,7 @@ impl Ledger {
         record.released = Some(self.engine.now());
         if record.completed.is_some() && !record.is_ghost {
             self.broke(state, format!("{REPLIES}: {key}: a completed record was released"));
-        } else if unfinished && self.terms[key].reject_unfinished {
+        } else if unfinished && state.terms[key].reject_unfinished {
             self.broke(state, format!("(iii) {key}: a run that did not finish was released"));
         }
     }

@@ -122,7 +122,7 @@ impl Holders {
 /// Lets a few clients and an operator work.
 pub(super) async fn work(scene: &Arc<Scene>, random: &mut Rng) {
     let operator = random.bool().then(|| tokio::spawn(operator(Arc::clone(scene), random.fork())));
-    stage::work(random, |_, random| worker(Arc::clone(scene), random)).await;
+    stage::work(2..=4, random, |_, random| worker(Arc::clone(scene), random)).await;
     if let Some(operator) = operator {
         operator.await.unwrap();
     }

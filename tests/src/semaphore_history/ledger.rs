@@ -3,23 +3,21 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
-use std::ops::Deref;
 use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::embedded::Answer;
 use lambda_lock::{Error, ErrorKind, Holder, Lock, Locks};
 use serde_json::Value;
 
-use super::{Counts, Outcome};
+use super::Counts;
 use crate::guarantee::{FENCES, FREED, ITSELF, ORDER, OWNERS, READABLE, SERVED, WITHDRAWN};
 use crate::history::actor::{Report, Sent};
-use crate::history::book::{Book, Judged, Observe, Observer, Page, Valid, described, may_have_ended};
+use crate::history::book::{Book, Judged, Observe, Page, Valid, described, may_have_ended};
 use crate::history::holders::{Holders, Holding};
 use crate::history::identities::{Before, Identities, short, start_of};
-use crate::history::operator::Judge;
-use crate::history::stage::{Stage, Waiting};
+use crate::history::stage::Waiting;
 use crate::request::expression::Condition;
 use crate::request::{LAST_SEQUENCE, Purpose, Request, Write, identity_of, permit_of};
 
@@ -27,19 +25,12 @@ use crate::request::{LAST_SEQUENCE, Purpose, Request, Write, identity_of, permit
 const LONGEST_COURTESY: u64 = 2500;
 
 /// Records everything, and reports violations of the guarantees.
-#[derive(Debug)]
-pub(super) struct Ledger {
-    book: Book<Kept>,
-    clock_skew: Duration,
-    /// That of the deployment with the longest one.
-    longest_skew: Duration,
-}
+pub(super) type Ledger = Book<Kept>;
 
 type State = Page<Kept>;
 
 #[derive(Default)]
 pub(crate) struct Kept {
-    counts: Counts,
     /// By key: the last fence.
     fences: HashMap<String, u64>,
     holders: Holders,
@@ -66,44 +57,12 @@ pub(crate) struct Kept {
     permits: HashMap<(String, String), u64>,
 }
 
-impl Ledger {
-    pub(super) fn new(stage: &Stage) -> Self {
-        let (book, longest_skew) = (Book::new(stage.engine.clone()), stage.longest_skew());
-        Self { book, clock_skew: stage.clock_skew, longest_skew }
-    }
+impl Observe for Kept {
+    type Counts = Counts;
 
-    pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
-        Observer(Arc::clone(self))
-    }
-
-    pub(super) fn swept(&self, rows: usize) {
-        self.book.swept(rows, |kept| &mut kept.counts.swept);
-    }
-
-    /// Records that a row with many permits has lost one of them.
-    pub(super) fn crowd_lost(&self, error: &Error) {
-        self.broke(&mut self.state(), format!("the crowded row has lost a permit: {error}"));
-    }
-
-    pub(super) fn outcome(&self) -> Outcome<Counts> {
-        let Page { journal, kept } = self.take();
-        journal.outcome(kept.counts)
-    }
-}
-
-impl Deref for Ledger {
-    type Target = Book<Kept>;
-
-    fn deref(&self) -> &Book<Kept> {
-        &self.book
-    }
-}
-
-impl Observe for Ledger {
-    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+    fn answer(ledger: &Ledger, operation: &str, request: &Value, answer: &mut Answer) {
         let request = Request::parse(operation, request);
         let Some(update) = request.update() else { return };
-        let ledger = self;
         let mut state = ledger.state();
         state.counts.requests += 1;
         let Write { purpose, key, owner, .. } = update.clone();
@@ -254,15 +213,9 @@ impl Judged for Kept {
     fn identities(&mut self) -> &mut Identities {
         &mut self.identities
     }
-}
 
-impl Judge for Ledger {
-    fn sees(&self, key: &str, seen: &Holder) {
-        self.book.sees(&place_of(key, name_of(seen.owner().unwrap_or_default())), seen);
-    }
-
-    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        self.book.forced(key, &place_of(key, name_of(seen.owner().unwrap_or_default())), seen, answer);
+    fn place(key: &str, owner: &str) -> String {
+        place_of(key, name_of(owner))
     }
 }
 

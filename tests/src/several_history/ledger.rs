@@ -1,46 +1,35 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
-use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Error, ErrorKind, Holder, Lock, Locks};
+use lambda_lock::embedded::Answer;
+use lambda_lock::{Error, ErrorKind, Lock, Locks};
 use serde_json::{Value, json};
 
 use super::Counts;
 use crate::guarantee::{ALL_OR_NONE, FENCES, FREED, ITSELF, OWNERS, READABLE, REPEATED, SERVED, WITHDRAWN};
-use crate::history::Outcome;
 use crate::history::actor::{Report, Sent};
-use crate::history::book::{Book, Judged, Observe, Observer, Page, Valid, described, may_have_ended};
+use crate::history::book::{Book, Judged, Observe, Page, Valid, described, may_have_ended};
 use crate::history::holders::{Holders, Holding};
 use crate::history::identities::{Before, Identities, short};
 use crate::history::liveness::refused_while_free;
-use crate::history::operator::Judge;
-use crate::history::stage::{Stage, Waiting};
+use crate::history::stage::Waiting;
 use crate::history::twist::REPEATED_FOR;
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 /// Records everything, and reports violations of the guarantees.
-#[derive(Debug)]
-pub(super) struct Ledger {
-    book: Book<Kept>,
+pub(super) type Ledger = Book<Kept>;
+
+type State = Page<Kept>;
+
+pub(crate) struct Kept {
     /// In this history, DynamoDB recognises transactions by their tokens.
     has_tokens: bool,
     /// The chance that a request conflicts with a transaction, or that a transaction is throttled.
     conflicts: f64,
-    random: Mutex<Rng>,
-    clock_skew: Duration,
-    /// That of the deployment with the longest one.
-    longest_skew: Duration,
-}
-
-type State = Page<Kept>;
-
-#[derive(Default)]
-pub(crate) struct Kept {
-    counts: Counts,
+    random: Rng,
     /// By key.
     rows: HashMap<String, Row>,
     /// The keys of each operation that is under way.
@@ -63,30 +52,24 @@ struct Row {
     withdrawn: u64,
 }
 
+impl Kept {
+    pub(super) fn draw(mut random: Rng) -> Self {
+        Self {
+            has_tokens: random.bool(),
+            conflicts: [0.0, 0.1][random.usize(0..2)],
+            random,
+            rows: HashMap::new(),
+            wanted: HashMap::new(),
+            holders: Holders::default(),
+            applied: HashMap::new(),
+            released: HashSet::new(),
+            tokens: HashSet::new(),
+            identities: Identities::default(),
+        }
+    }
+}
+
 impl Ledger {
-    pub(super) fn new(stage: &Stage, mut random: Rng) -> Self {
-        let (has_tokens, conflicts) = (random.bool(), [0.0, 0.1][random.usize(0..2)]);
-        let (book, longest_skew) = (Book::new(stage.engine.clone()), stage.longest_skew());
-        Self { book, has_tokens, conflicts, random: Mutex::new(random), clock_skew: stage.clock_skew, longest_skew }
-    }
-
-    pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
-        Observer(Arc::clone(self))
-    }
-
-    pub(super) fn swept(&self, rows: usize) {
-        self.book.swept(rows, |kept| &mut kept.counts.swept);
-    }
-
-    pub(super) fn violated(&self, what: String) {
-        self.broke(&mut self.state(), what);
-    }
-
-    pub(super) fn outcome(&self) -> Outcome<Counts> {
-        let Page { journal, kept } = self.take();
-        journal.outcome(kept.counts)
-    }
-
     /// One update was applied, alone or as a part of a transaction.
     fn applied(&self, state: &mut State, update: &Write, answer: &Answer) {
         let Write { purpose, key, owner, .. } = update.clone();
@@ -179,23 +162,18 @@ impl Ledger {
     }
 }
 
-impl Deref for Ledger {
-    type Target = Book<Kept>;
-
-    fn deref(&self) -> &Book<Kept> {
-        &self.book
-    }
-}
-
 /// The table of a request that conflicts with a transaction: it is not applied.
 const CONFLICT: &str = "conflict";
 
-impl Observe for Ledger {
-    fn request(&self, request: &mut Value) {
-        if !self.has_tokens {
+impl Observe for Kept {
+    type Counts = Counts;
+
+    fn request(ledger: &Ledger, request: &mut Value) {
+        let mut state = ledger.state();
+        if !state.has_tokens {
             request.as_object_mut().unwrap().remove("ClientRequestToken");
         }
-        if self.random.lock().unwrap().f64() < self.conflicts {
+        if state.random.f64() < state.conflicts {
             match request.pointer_mut("/TransactItems/0/Update") {
                 Some(update) => update["TableName"] = CONFLICT.into(),
                 None => request["TableName"] = CONFLICT.into(),
@@ -203,8 +181,7 @@ impl Observe for Ledger {
         }
     }
 
-    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        let ledger = self;
+    fn answer(ledger: &Ledger, operation: &str, request: &Value, answer: &mut Answer) {
         let mut state = ledger.state();
         state.counts.requests += 1;
         let token = request["ClientRequestToken"].as_str();
@@ -212,7 +189,7 @@ impl Observe for Ledger {
         if request.writes.iter().any(|write| write.table() == CONFLICT) {
             state.counts.conflicts += 1;
             answer.status = 400;
-            let reason = if ledger.random.lock().unwrap().bool() { "TransactionConflict" } else { "ThrottlingError" };
+            let reason = if state.random.bool() { "TransactionConflict" } else { "ThrottlingError" };
             let code = |number| if number == 0 { reason } else { "None" };
             let reasons: Vec<_> = (0..request.writes.len()).map(|number| json!({ "Code": code(number) })).collect();
             let exception =
@@ -244,16 +221,6 @@ impl Observe for Ledger {
 impl Judged for Kept {
     fn identities(&mut self) -> &mut Identities {
         &mut self.identities
-    }
-}
-
-impl Judge for Ledger {
-    fn sees(&self, key: &str, seen: &Holder) {
-        self.book.sees(key, seen);
-    }
-
-    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        self.book.forced(key, key, seen, answer);
     }
 }
 

@@ -2,22 +2,19 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Debug};
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::embedded::Answer;
 use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, PERMITS};
 use crate::guarantee::{FENCES, FREED, KINDS, OWNERS, READABLE, SERVED};
-use crate::history::Outcome;
-use crate::history::book::{Book, Observe, Observer, Page, Valid, described};
+use crate::history::book::{Book, Observe, Page, Valid, described};
 use crate::history::holders::{Holders, Holding};
 use crate::history::liveness::refused_while_free;
 use crate::history::operator::Judge;
-use crate::history::stage::Stage;
 use crate::request::{Purpose, Request, Write};
 use crate::semaphore_history::refused_with_room;
 
@@ -31,16 +28,12 @@ pub(super) enum Kind {
 }
 
 /// Records everything, and reports violations of the guarantees.
-#[derive(Debug)]
-pub(super) struct Ledger {
-    book: Book<Kept>,
-}
+pub(super) type Ledger = Book<Kept>;
 
 type State = Page<Kept>;
 
 #[derive(Default)]
 pub(crate) struct Kept {
-    counts: Counts,
     /// By key.
     rows: HashMap<String, Row>,
     /// By key: whether the last deleted row was a semaphore, and the last fence of the key.
@@ -67,17 +60,9 @@ struct Row {
 }
 
 impl Ledger {
-    pub(super) fn new(stage: &Stage) -> Self {
-        Self { book: Book::new(stage.engine.clone()) }
-    }
-
-    pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
-        Observer(Arc::clone(self))
-    }
-
     /// Records that TTL has deleted rows, and has left these.
-    pub(super) fn swept(&self, rows: usize, left: &HashSet<&str>) {
-        self.book.swept(rows, |kept| &mut kept.counts.swept);
+    pub(super) fn swept_but(&self, rows: usize, left: &HashSet<&str>) {
+        self.swept(rows, |counts| &mut counts.swept);
         let mut state = self.state();
         let Kept { rows, before, .. } = &mut state.kept;
         rows.retain(|key, row| {
@@ -86,15 +71,6 @@ impl Ledger {
             }
             left.contains(key.as_str())
         });
-    }
-
-    pub(super) fn violated(&self, what: String) {
-        self.broke(&mut self.state(), what);
-    }
-
-    pub(super) fn outcome(&self) -> Outcome<Counts> {
-        let Page { journal, kept } = self.take();
-        journal.outcome(kept.counts)
     }
 
     /// One update was applied, alone or as a part of a transaction.
@@ -181,26 +157,20 @@ impl Ledger {
     }
 }
 
-impl Deref for Ledger {
-    type Target = Book<Kept>;
+impl Observe for Kept {
+    type Counts = Counts;
 
-    fn deref(&self) -> &Book<Kept> {
-        &self.book
-    }
-}
-
-impl Observe for Ledger {
-    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+    fn answer(ledger: &Ledger, operation: &str, request: &Value, answer: &mut Answer) {
         let token = request["ClientRequestToken"].as_str().map(str::to_owned);
         let request = Request::parse(operation, request);
-        let mut state = self.state();
+        let mut state = ledger.state();
         state.counts.requests += 1;
         if answer.status == 200 {
             if token.is_some_and(|token| !state.tokens.insert(token)) {
-                return self.log(&mut state, "  a repetition was recognised");
+                return ledger.log(&mut state, "  a repetition was recognised");
             }
             for write in &request.writes {
-                self.applied(&mut state, write, answer);
+                ledger.applied(&mut state, write, answer);
             }
             return;
         }
@@ -208,7 +178,7 @@ impl Observe for Ledger {
             let in_transaction = &answer.body["CancellationReasons"][number]["Item"];
             let row = if request.is_transaction { in_transaction } else { &answer.body["Item"] };
             let (purpose, key, status) = (write.purpose, &write.key, row["status"]["S"].as_str());
-            self.log(&mut state, &format!("  {purpose:?} of {key} refused by a row that is {status:?}"));
+            ledger.log(&mut state, &format!("  {purpose:?} of {key} refused by a row that is {status:?}"));
             if purpose != Purpose::Acquire {
                 continue;
             }
@@ -219,7 +189,7 @@ impl Observe for Ledger {
                 _ => None,
             };
             if let Some(why) = why {
-                self.broke(&mut state, format!("{SERVED}: {key} was refused: {why}"));
+                ledger.broke(&mut state, format!("{SERVED}: {key} was refused: {why}"));
             }
         }
     }

@@ -114,7 +114,7 @@ impl Call {
         };
         // Another result is stored after the work, and its window begins then.
         let began = if is_fallback { ran.ended } else { ran.outcome };
-        let latest = began.map(|outcome| outcome + ledger.terms[&self.key].window + ledger.clock_skew);
+        let latest = began.map(|outcome| outcome + state.terms[&self.key].window + ledger.clock_skew);
         if !right {
             ledger.broke(
                 &mut state,
@@ -158,7 +158,7 @@ impl Call {
             } else {
                 state.counts.unfinished += 1;
                 self.reported.lock().unwrap().unfinished = true;
-                if !ledger.terms[&self.key].reject_unfinished {
+                if !state.terms[&self.key].reject_unfinished {
                     ledger.broke(state, format!("(vi) {} was refused for no reason", self.name));
                 }
             }
@@ -185,7 +185,7 @@ impl Call {
         if !is_current || record.released.is_some() || record.completed.is_some() {
             return false;
         }
-        if !self.ledger.terms[&self.key].reject_unfinished {
+        if !state.terms[&self.key].reject_unfinished {
             state.crashes.push(Crash { key: self.key.clone(), owner, at: self.ledger.engine.now() });
         }
         true
