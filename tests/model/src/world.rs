@@ -1,4 +1,8 @@
-//! The world: clients, their clocks, the network, and what must hold.
+//! The world: clients, their clocks, and the network.
+
+mod actions;
+mod rows;
+mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -8,11 +12,11 @@ use lambda_lock::embedded::DynamoDb;
 use lambda_lock::model::{self, Acquiring, Clocks, Done, Held, Operation, Reply, Request, Step};
 use lambda_lock::{Acquire, Backoff, Error, Locks, Wait};
 use serde_json::{Value, json};
-use stateright::{Model, Property};
 
 use crate::mistake::Mistake;
 use crate::printed::Printed;
 use crate::table::{Parsed, Table, to_item};
+use rows::{millis, number_of};
 
 /// How long a tick is, and by how much clocks differ.
 const TICK: Duration = Duration::from_secs(1);
@@ -221,18 +225,6 @@ pub(crate) enum What {
     Complete,
     Keep,
 }
-
-const HOLDERS: &str = "no more valid holders than there may be";
-const PLACE: &str = "a valid holder's place is its own";
-const NUMBERS: &str = "numbers only grow";
-const ENDED: &str = "what has ended holds nothing";
-const LATE: &str = "a late request undoes no later one";
-const COUNT: &str = "a semaphore counts its permits";
-const GROWTH: &str = "no row grows";
-const FREE: &str = "a free place is refused once more at most";
-const TAKEOVER: &str = "a takeover takes what its identity holds";
-const AGAIN: &str = "one effect for each key";
-const SKIPPED: &str = "after a client that was skipped, a run begins";
 
 pub(crate) struct World {
     subject: Subject,
@@ -457,208 +449,8 @@ impl World {
         Some(())
     }
 
-    /// Applies a request to the table, and looks at what it has changed.
-    fn apply(&self, state: &mut State, sent: &Sent) -> Reply {
-        let Message { what, from, at, requests } = &**sent.message;
-        let before = state.table.clone();
-        let reply = state.table.apply(requests);
-        let is_acquire = *what == "acquire";
-        let now = millis(clocks(state.ticks, false));
-        if matches!(reply, Reply::Refused(_)) {
-            let mut rows = before.rows().map(|(_, row)| permits_until(row, now));
-            if is_acquire && self.has_permits() && rows.any(|permits| permits > self.permits_of(*from)) {
-                self.reach("refused by more permits than there should be");
-            }
-            return reply;
-        }
-        if is_acquire && requests.len() > 1 {
-            self.reach("several keys acquired");
-        }
-        for request in requests {
-            let (old, new) = (before.row(&request.key).unwrap_or(&Value::Null), state.table.row(&request.key).unwrap());
-            let has_shrunk = |name: &str| number(&new[name]) < number(&old[name]);
-            let is_new_fence = number(&new["fence"]) > state.fences.get(&request.key).copied();
-            if has_shrunk("fence") || has_shrunk("withdrawn") || (is_acquire && !is_new_fence) {
-                state.broken = Some(NUMBERS);
-            }
-            if is_acquire {
-                state.fences.insert(request.key.clone(), number(&new["fence"]).unwrap_or_default());
-            }
-            let (permits, all) = (permits(new).count(), new.as_object().map_or(0, serde_json::Map::len));
-            if permits > self.permits() || all > 20 + 2 * self.permits() {
-                state.broken = Some(GROWTH);
-            }
-            if is_acquire && old["status"]["S"] == "INPROGRESS" && old["owner"].is_null() {
-                self.reach("taken from another library");
-            }
-            let is_kept = number(&new["in_progress_expiration"]) > Some(now);
-            if *what == "release" && is_kept {
-                self.reach("released, and held for a minimum time");
-            }
-            if self.has_permits() && number(&new["permits"]) != Some(permits as u64) {
-                state.broken = Some(COUNT);
-            }
-            if is_acquire && permits_until(new, now) > self.permits_of(*from) {
-                state.broken = Some(HOLDERS);
-            }
-            if permits + 1 < self::permits(old).count() || (is_acquire && permits < self::permits(old).count()) {
-                self.reach("several permits freed at once");
-            }
-            let is_over = new["status"]["S"] != "COMPLETED" && new["fence"] == new["released"];
-            // The end in the row has the skew. A client whose lease has ended when its acquire arrives runs nothing.
-            let begins = || {
-                number(&new["in_progress_expiration"])
-                    > Some(millis(clocks(state.ticks + 1, state.clients[*from].is_ahead)))
-            };
-            match *what {
-                "complete" => state.taken_until = at + WINDOW,
-                "acquire" if state.ticks + 1 < state.taken_until => state.broken = Some(AGAIN),
-                "acquire" if self.subject == Subject::UnfinishedRecord && begins() => state.taken_until = at + WINDOW,
-                _ if is_over => state.taken_until = 0,
-                _ => {}
-            }
-        }
-        if is_acquire {
-            self.acquired(state, sent, &before);
-        }
-        if *what == "release" {
-            state.released = *at;
-        }
-        if *what == "free" {
-            for index in 0..state.clients.len() {
-                let client = &state.clients[index];
-                let had_place = client.has_place(&before) && !client.has_place(&state.table);
-                // One that still asks begins anew.
-                if had_place && !client.asks() {
-                    self.reach("freed by an operator");
-                    state.change(index, |client| client.is_freed = true);
-                }
-            }
-        }
-        reply
-    }
-
-    /// Looks at what an acquire has taken from others.
-    fn acquired(&self, state: &mut State, sent: &Sent, before: &Table) {
-        let from = sent.message.from;
-        let is_dead = matches!(state.clients[from].phase, Phase::Dead);
-        // The number of the release was larger, whichever clocks made the two.
-        if is_dead && !self.has_permits() && sent.message.at + 1 < state.released {
-            state.broken = Some(LATE);
-        }
-        let Some(identity) = identity_of(&state.clients[from].owner).map(str::to_owned) else { return };
-        let is_of_identity = |owner: &str| identity_of(owner) == Some(&*identity);
-        let now = millis(clocks(sent.message.at, false));
-        if state.clients[from].takes_over && !before.rows().any(|(_, row)| is_held_by(row, &identity, now)) {
-            state.broken = Some(TAKEOVER);
-        }
-        for index in (0..state.clients.len()).filter(|index| *index != from) {
-            let client = &state.clients[index];
-            if !is_of_identity(&client.owner) || !client.has_place(before) || client.has_place(&state.table) {
-                continue;
-            }
-            if sent.before & 1 << index != 0 && client.is_valid(state.ticks) {
-                state.broken = Some(LATE);
-            }
-            self.reach("taken over");
-            state.change(index, |client| client.is_lost = true);
-        }
-        state.late.iter_mut().filter(|late| late.message.from != from).for_each(|late| late.before |= 1 << from);
-        for index in (0..state.clients.len()).filter(|index| *index != from) {
-            if matches!(state.clients[index].phase, Phase::Asking(..)) {
-                state.change(index, |client| {
-                    if let Phase::Asking(_, sent) = &mut client.phase {
-                        sent.before |= 1 << from;
-                    }
-                });
-            }
-        }
-        state.late.sort_by_key(|sent| (sent.message.print(), sent.before));
-    }
-
-    fn check(&self, state: &mut State) {
-        let mut holders = 0;
-        for (index, client) in state.clients.iter().enumerate().filter(|(_, client)| !client.owner.is_empty()) {
-            if let Some(held) = client.valid(state.ticks) {
-                holders += 1;
-                let places: Vec<_> = state.table.rows().filter_map(|(_, row)| number_of(row, &client.owner)).collect();
-                if places != vec![held.number(); self.keys_of(index).len()] {
-                    state.broken = Some(PLACE);
-                }
-            }
-            let has_ended = match client.phase {
-                Phase::Ended | Phase::LeftTo(_) => true,
-                _ => client.is_freed,
-            };
-            // What a later acquire of its identity has taken does not come back. The row of a semaphore keeps nothing of a
-            // permit that is gone: a late attempt of a client that is gone, too, takes one until its lease ends.
-            let is_gone = client.is_lost && matches!(client.phase, Phase::Kept(_));
-            if is_gone && !self.has_permits() && client.has_place(&state.table) {
-                state.broken = Some(LATE);
-            }
-            // Nobody has acquired the key since.
-            if matches!(client.phase, Phase::LeftTo(number)
-                if state.done.contains(&number) && state.fences.get(KEYS[1]) == Some(&number))
-            {
-                state.broken = Some(SKIPPED);
-            }
-            if has_ended && client.has_place(&state.table) {
-                state.broken = Some(ENDED);
-            }
-        }
-        if holders > self.permits() {
-            state.broken = Some(HOLDERS);
-        }
-    }
-
     fn keys_of(&self, index: usize) -> &'static [&'static str] {
         if self.subject == Subject::Keys && index.is_multiple_of(2) { &KEYS } else { &KEYS[1..] }
-    }
-
-    /// A client that nobody disturbs gets a free place with its second request at the latest.
-    fn check_free(&self, state: &mut State, index: usize) {
-        let now = state.now(index);
-        let keys = self.keys_of(index);
-        let is_free = |key: &&str| match state.table.row(key) {
-            Some(row) => self.is_free(row, state, index),
-            None => !state.clients[index].takes_over,
-        };
-        if !keys.iter().all(is_free) {
-            return;
-        }
-        let Phase::Ready(mut acquiring) = state.clients[index].phase.clone() else { return };
-        let (mut table, mut step) = (state.table.clone(), acquiring.go_on(now));
-        for _ in 0..2 {
-            let Step::Send(requests) = step else { break };
-            let sent = self.send(state, index, "acquire", &requests);
-            step = acquiring.answered(Some(table.apply(&sent.message.requests)), now);
-        }
-        if matches!(step, Step::Held(_)) {
-            self.reach("found a free place");
-        } else {
-            state.broken = Some(FREE);
-        }
-    }
-
-    /// Whether the place of this row is free for a client.
-    fn is_free(&self, row: &Value, state: &State, index: usize) -> bool {
-        let (client, now) = (&state.clients[index], millis(state.now(index)));
-        if number_of(row, &client.owner).is_some() {
-            return false;
-        }
-        if client.takes_over {
-            return identity_of(&client.owner).is_some_and(|identity| is_held_by(row, identity, now));
-        }
-        if row["status"]["S"] == "SEMAPHORE" {
-            return permits_until(row, now) < if self.has_identity() { 1 } else { self.permits_of(index) };
-        }
-        let expiration = number(&row["expiration"]).unwrap_or_default() * 1000;
-        let end = match number(&row["in_progress_expiration"]) {
-            Some(end) if row["status"]["S"] == "INPROGRESS" => end,
-            _ => expiration,
-        };
-        let is_unfinished = self.subject == Subject::UnfinishedRecord && row["released"] != row["fence"];
-        end <= now && !is_unfinished
     }
 }
 
@@ -715,20 +507,6 @@ impl State {
         self.clients[index] = Arc::new(Printed::new(client));
     }
 
-    /// A further run is left to another client only if that one has begun, or has died and is retried.
-    fn check_begun(&mut self) {
-        let Some(row) = self.table.row(KEYS[1]) else { return };
-        let has_begun = self.clients.iter().any(|client| match client.phase {
-            Phase::LeftTo(_) => false,
-            // It has run and released the key meanwhile.
-            Phase::Ended => row["owner"]["S"] == client.owner.as_str() && row["released"] == row["fence"],
-            _ => number_of(row, &client.owner).is_some(),
-        });
-        if !has_begun {
-            self.broken = Some(SKIPPED);
-        }
-    }
-
     fn add_late(&mut self, sent: Sent) {
         self.late.push(sent);
         self.late.sort_by_key(|sent| (sent.message.print(), sent.before));
@@ -771,52 +549,6 @@ fn clocks(ticks: u32, is_ahead: bool) -> Clocks {
     Clocks { wall: EPOCH + TICK * (ticks + u32::from(is_ahead)), monotonic: TICK * ticks }
 }
 
-fn millis(now: Clocks) -> u64 {
-    u64::try_from(now.wall.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn number(value: &Value) -> Option<u64> {
-    value["N"].as_str().and_then(|digits| digits.parse().ok())
-}
-
-fn permits(row: &Value) -> impl Iterator<Item = (&str, &Value)> {
-    let all = row.as_object().into_iter().flatten();
-    all.filter_map(|(name, permit)| Some((name.strip_prefix("permit:")?, &permit["M"])))
-}
-
-/// How many permits end after this time.
-fn permits_until(row: &Value, now: u64) -> usize {
-    permits(row).filter(|(_, permit)| number(&permit["end"]) > Some(now)).count()
-}
-
-/// The number with which an owner has the place of this row, if it does.
-fn number_of(row: &Value, owner: &str) -> Option<u64> {
-    if row["status"]["S"] == "SEMAPHORE" {
-        let is_own = |(name, permit): &(&str, &Value)| {
-            owner.strip_prefix(name).is_some_and(|nonce| nonce == permit["nonce"]["S"].as_str().unwrap_or_default())
-        };
-        let (_, permit) = permits(row).find(is_own)?;
-        return number(&permit["no"]);
-    }
-    let is_own = row["status"]["S"] == "INPROGRESS" && row["owner"]["S"] == owner && row["released"] != row["fence"];
-    number(&row["fence"]).filter(|_| is_own)
-}
-
-/// The start of an owner that has an identity.
-fn identity_of(owner: &str) -> Option<&str> {
-    owner.rsplit_once('#').map(|(identity, _)| identity)
-}
-
-/// Whether an identity holds the place of this row at this time.
-fn is_held_by(row: &Value, identity: &str, now: u64) -> bool {
-    let is_own = |owner: &str| identity_of(owner) == Some(identity);
-    if row["status"]["S"] == "SEMAPHORE" {
-        return permits(row).any(|(name, permit)| is_own(name) && number(&permit["end"]) > Some(now));
-    }
-    let is_held = number(&row["in_progress_expiration"]) > Some(now) && row["released"] != row["fence"];
-    is_held && row["owner"]["S"].as_str().is_some_and(is_own)
-}
-
 fn acquire(locks: &Locks, subject: Subject, bounds: Bounds, index: usize) -> Acquire {
     let is_even = index.is_multiple_of(2);
     let window = TICK * WINDOW;
@@ -837,162 +569,4 @@ fn acquire(locks: &Locks, subject: Subject, bounds: Bounds, index: usize) -> Acq
     let wait = Wait::backoff(Backoff::new().jitter(lambda_lock::Jitter::None)).max_attempts(bounds.attempts);
     let acquire = acquire.holder(format!("client {index}")).lease(TICK * bounds.lease).wait(wait);
     if bounds.holds { acquire.min_hold(TICK) } else { acquire }
-}
-
-impl Model for World {
-    type State = State;
-    type Action = Action;
-
-    fn init_states(&self) -> Vec<State> {
-        vec![self.initial.clone()]
-    }
-
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.broken.is_some() {
-            return;
-        }
-        let left = &state.left;
-        let has_ended = |client: &Arc<Printed<Client>>| {
-            matches!(client.phase, Phase::Kept(_) | Phase::Ended | Phase::LeftTo(_) | Phase::Left | Phase::Dead)
-        };
-        // What is late does not depend on the time.
-        let depends_on_time = left.deletions + left.frees > 0 || !state.clients.iter().all(has_ended);
-        if state.ticks < self.bounds.ticks && depends_on_time {
-            actions.push(Action::Tick);
-        }
-        for (index, client) in state.clients.iter().enumerate() {
-            let is_record = matches!(self.subject, Subject::Record | Subject::UnfinishedRecord);
-            let mut does = |what| actions.push(Action::Does(index, what));
-            match &client.phase {
-                Phase::Ready(_) => does(What::GoOn),
-                Phase::Holding(held) => {
-                    does(What::GoOn);
-                    if is_record {
-                        does(What::Complete);
-                    }
-                    if left.renewals > 0 && held.is_valid(state.now(index)) {
-                        does(What::Renew);
-                    }
-                    if left.keeps > 0 && identity_of(&client.owner).is_some() {
-                        does(What::Keep);
-                    }
-                }
-                Phase::Asking(..) | Phase::Operating(..) => {
-                    actions.push(Action::Answered(index));
-                    // Of others, nobody sees a difference between one that has died and one that does nothing more.
-                    if left.deaths > 0 {
-                        actions.push(Action::Dies(index));
-                    }
-                    if left.unanswered > 0 {
-                        actions.extend([Action::Late(index), Action::Twice(index)]);
-                        if self.subject == Subject::Coalesced && matches!(client.phase, Phase::Asking(..)) {
-                            actions.push(Action::Repeated(index));
-                        }
-                        if matches!(client.phase, Phase::Operating(_, _, Some(_))) {
-                            actions.push(Action::Leaves(index));
-                        }
-                    }
-                }
-                Phase::Kept(_) | Phase::Ended | Phase::LeftTo(_) | Phase::Left | Phase::Dead => continue,
-            }
-            if left.steps > 0 {
-                actions.push(Action::Steps(index));
-            }
-        }
-        let is_first = |index: usize| index == 0 || state.late[index] != state.late[index - 1];
-        actions.extend((0..state.late.len()).filter(|index| is_first(*index)).map(Action::Arrives));
-        for (key, row) in state.table.rows() {
-            if left.frees > 0 {
-                actions.push(Action::Frees(key.clone()));
-            }
-            if left.deletions > 0 && number(&row["expiration"]) <= Some(clocks(state.ticks, false).wall.as_secs()) {
-                actions.push(Action::Deletes(key.clone()));
-            }
-        }
-    }
-
-    fn next_state(&self, last: &State, action: Action) -> Option<State> {
-        let mut state = last.clone();
-        match &action {
-            Action::Tick => state.ticks += 1,
-            Action::Does(index, what) => {
-                let (index, now) = (*index, last.now(*index));
-                let renewal = TICK * (self.bounds.lease + 1);
-                let operation = match (what, last.clients[index].phase.clone()) {
-                    (What::GoOn, Phase::Ready(mut acquiring)) => {
-                        self.check_free(&mut state, index);
-                        let step = acquiring.go_on(now);
-                        self.step(&mut state, index, acquiring, step);
-                        None
-                    }
-                    (What::GoOn, Phase::Holding(held)) => Some(held.release(now)),
-                    (What::Complete, Phase::Holding(held)) => Some(held.complete(TICK * WINDOW, now)),
-                    (What::Renew, Phase::Holding(held)) => {
-                        state.left.renewals -= 1;
-                        Some(held.renew(renewal, &self.locks, now))
-                    }
-                    (What::Keep, Phase::Holding(held)) => {
-                        state.left.keeps -= 1;
-                        // Two processes do the next step. One of them knows the fence.
-                        self.take_over(&mut state, None);
-                        self.take_over(&mut state, Some(held.fence()));
-                        state.change(index, |client| client.phase = Phase::Kept(held));
-                        None
-                    }
-                    _ => return None,
-                };
-                if let Some(operation) = operation {
-                    self.operate(&mut state, index, operation, None);
-                }
-            }
-            Action::Answered(index) | Action::Late(index) | Action::Twice(index) | Action::Repeated(index) => {
-                self.deliver(&mut state, &action, *index)?;
-            }
-            Action::Leaves(index) => {
-                state.left.unanswered -= 1;
-                let Phase::Operating(operation, sent, Some(mut acquiring)) = last.clients[*index].phase.clone() else {
-                    return None;
-                };
-                state.add(String::new(), Phase::Operating(operation, sent, None), last.clients[*index].is_ahead);
-                state.change(*index, |client| client.is_unsure = true);
-                let step = acquiring.go_on(last.now(*index));
-                self.step(&mut state, *index, acquiring, step);
-            }
-            Action::Arrives(index) => {
-                let sent = state.late.remove(*index);
-                if matches!(self.apply(&mut state, &sent), Reply::Applied { .. }) {
-                    self.reach("arrived late");
-                }
-            }
-            Action::Dies(index) => {
-                state.left.deaths -= 1;
-                if let Phase::Asking(_, sent) | Phase::Operating(_, sent, _) = &last.clients[*index].phase {
-                    state.add_late(sent.clone());
-                }
-                state.change(*index, |client| client.phase = Phase::Dead);
-            }
-            Action::Steps(index) => {
-                state.left.steps -= 1;
-                self.reach("a clock stepped");
-                state.change(*index, |client| client.is_ahead = !client.is_ahead);
-            }
-            Action::Frees(key) => {
-                state.left.frees -= 1;
-                let operation = Operation::free(key, to_item(last.table.row(key)?), clocks(state.ticks, false))?;
-                let operator = state.add(String::new(), Phase::Left, false);
-                self.operate(&mut state, operator, operation, None);
-            }
-            Action::Deletes(key) => {
-                state.left.deletions -= 1;
-                self.reach("deleted by TTL");
-                state.table.remove(key);
-            }
-        }
-        self.check(&mut state);
-        Some(state)
-    }
-
-    fn properties(&self) -> Vec<Property<Self>> {
-        vec![Property::always("the protocol holds", |_, state: &State| state.broken.is_none())]
-    }
 }
