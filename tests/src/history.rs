@@ -11,7 +11,9 @@ pub(crate) mod identities;
 mod ledger;
 pub mod liveness;
 pub(crate) mod mutation;
+pub(crate) mod operation;
 pub(crate) mod operator;
+pub(crate) mod rows;
 pub(crate) mod stage;
 pub(crate) mod twist;
 pub(crate) mod workflow;
@@ -25,7 +27,7 @@ use tokio::time::sleep;
 
 use actor::{Kind, Plan, Report as _};
 use frame::History;
-use ledger::{Kept, Ledger, Operation};
+use ledger::{Inside, Kept, Ledger, Operation};
 pub use mutation::Mutation;
 use stage::Stage;
 pub use twist::Twisted;
@@ -176,11 +178,11 @@ impl Kind for Scene {
     }
 
     fn operation(&self, name: &str, key: &String, identity: Option<&str>, _: &mut Rng) -> Operation {
-        Operation::new(name, key.clone(), identity, Arc::clone(&self.ledger))
+        Operation::new(name, vec![key.clone()], None, identity, &self.ledger)
     }
 
     fn acquire(&self, locks: &Locks, operation: &Operation, _: &mut Rng) -> Acquire {
-        locks.acquire(&operation.key)
+        locks.acquire(operation.key())
     }
 
     async fn work(&self, operation: &Operation, acquire: Acquire, plan: Plan<'_>, mut random: Rng) {
@@ -202,7 +204,7 @@ impl Scene {
 async fn run_under(operation: &Operation, acquire: Acquire, min_hold: Duration, step: Duration, mut random: Rng) {
     let steps = random.u32(0..150);
     let ran = acquire.run(async |lock| {
-        let inside = operation.entered(lock, min_hold);
+        let inside = Inside::enter(operation, lock, min_hold);
         let mut overstayed = Duration::ZERO;
         for _ in 0..steps {
             sleep(Duration::from_millis(20)).await;
@@ -216,8 +218,8 @@ async fn run_under(operation: &Operation, acquire: Acquire, min_hold: Duration, 
         Ok(overstayed) if overstayed > Duration::from_millis(60) + step => {
             operation.broke("work outlived its lease", &format!("by {overstayed:?}"));
         }
-        Ok(_) => operation.completed(),
-        Err(error) if error.is_lost() => operation.cancelled(),
+        Ok(_) => operation.ledger.note(&format!("{} completed", operation.name)),
+        Err(error) if error.is_lost() => ledger::cancelled(operation),
         Err(error) => operation.refused(&error),
     }
 }

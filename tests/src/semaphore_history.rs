@@ -14,7 +14,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use lambda_lock::{Acquire, Lock, Locks};
 
-use crate::history::actor::{self, Kind};
+use crate::history::actor::{self, Kind, Report as _};
 use crate::history::frame::{self, History};
 use crate::history::operator::operate;
 use crate::history::stage::{Network, Stage};
@@ -175,11 +175,11 @@ impl Kind for Scene {
     }
 
     fn operation(&self, name: &str, wanted: &(String, u32), identity: Option<&str>, _: &mut Rng) -> Operation {
-        Operation::new(name, wanted.clone(), identity, Arc::clone(&self.ledger))
+        Operation::new(name, vec![wanted.0.clone()], Some(wanted.1), identity, &self.ledger)
     }
 
     fn acquire(&self, locks: &Locks, operation: &Operation, _: &mut Rng) -> Acquire {
-        locks.semaphore(&operation.key, operation.permits).acquire()
+        locks.semaphore(operation.key(), operation.permits.unwrap()).acquire()
     }
 
     fn pause(&self, random: &mut Rng) -> RangeInclusive<u64> {

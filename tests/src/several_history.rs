@@ -142,7 +142,9 @@ impl Kind for Scene {
     fn operation(&self, name: &str, keys: &Vec<String>, identity: Option<&str>, random: &mut Rng) -> Operation {
         let is_part = identity.is_some() && random.u8(0..4) == 0;
         let most = if is_part { random.usize(1..=keys.len()) } else { keys.len() };
-        Operation::new(name, keys[..most].to_vec(), identity, Arc::clone(&self.ledger))
+        let operation = Operation::new(name, keys[..most].to_vec(), None, identity, &self.ledger);
+        self.ledger.state().wanted.insert(operation.name.clone(), operation.keys.clone());
+        operation
     }
 
     fn acquire(&self, locks: &Locks, operation: &Operation, random: &mut Rng) -> Acquire {

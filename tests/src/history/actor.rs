@@ -91,7 +91,7 @@ pub(crate) trait Report: Send + Sync {
     fn refused(&self, error: &Error);
 
     /// Writes to a receiver that keeps the largest fence, if there is one.
-    fn writes(&self, _: &Lock) {}
+    fn writes(&self, lock: &Lock);
 
     fn renewed(&self, lock: &Arc<Lock>, sent: Sent, answer: Result<(), Error>);
 

@@ -12,8 +12,6 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use super::Outcome;
-use super::identities::Identities;
-use super::operator::Judge;
 use super::stage::{Journal, Stage};
 
 /// The ledger of a history: its journal, what it counts and keeps beside it, the DynamoDB whose clock counts, and how far the
@@ -126,31 +124,6 @@ impl<K: Observe> Book<K> {
 impl<K: Observe> Debug for Book<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Book")
-    }
-}
-
-/// What a ledger keeps if identities take over what they have, and operators free it.
-pub(crate) trait Judged: Observe {
-    fn identities(&mut self) -> &mut Identities;
-
-    /// The place in the row of this key that an owner has.
-    fn place(key: &str, _owner: &str) -> String {
-        key.to_owned()
-    }
-}
-
-impl<K: Judged> Judge for Book<K> {
-    fn sees(&self, key: &str, seen: &Holder) {
-        let place = K::place(key, seen.owner().unwrap_or_default());
-        self.state().identities().sees(&place, seen);
-    }
-
-    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
-        let (mut page, place) = (self.state(), K::place(key, seen.owner().unwrap_or_default()));
-        self.log(&mut page, &format!("an operator freed {key} by force: {answer:?}"));
-        if let Some(what) = page.identities().forced(&place, seen, answer) {
-            self.broke(&mut page, what);
-        }
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use super::Scene;
 use super::actor::{Report as _, release};
 use super::frame::History as _;
-use super::ledger::Operation;
+use super::ledger::{Operation, postponed};
 use super::stage::{Network, millis};
 
 /// How many executions wait for one key.
@@ -49,7 +49,7 @@ fn execute(
         let lease = millis(&mut random, 500..=2500);
         for number in 0..ATTEMPTS {
             let name = format!("{execution} attempt {number}");
-            let operation = Operation::new(&name, key.clone(), None, Arc::clone(&scene.ledger));
+            let operation = Operation::new(&name, vec![key.clone()], None, None, &scene.ledger);
             let host = scene.host(&mut random, Network::Bad);
             let acquire = scene.stage.locks(&host).acquire(&key).holder(&operation.name).lease(lease);
             let attempt = acquire.wait(Duration::from_mins(1)).attempt_in_turn(turn.as_deref().map(read));
@@ -63,7 +63,7 @@ fn execute(
                     return release(&*scene, &operation, &lock).await;
                 }
                 Ok(Ok(Attempt::Waiting(next))) => {
-                    operation.postponed(next.delay());
+                    postponed(&operation, next.delay());
                     let json = serde_json::to_string(&next).unwrap();
                     if !execution.contains("twin") && random.u8(0..4) == 0 {
                         let twin = format!("{name}, twin");

@@ -1,15 +1,22 @@
 //! Who has what, and the check of the first guarantee, for the histories of all kinds.
 
+use std::collections::HashMap;
 use std::time::SystemTime;
 
 use lambda_lock::Lock;
 
 use super::book::Valid;
+use super::identities::Identities;
 use crate::guarantee::HOLDERS;
 
 /// The holders that have not released what they have, and those whose minimum hold has not ended.
 #[derive(Default)]
-pub(crate) struct Holders(Vec<Holding>);
+pub(crate) struct Holders {
+    holdings: Vec<Holding>,
+    /// By key and fence: the operation that got the fence.
+    applied: HashMap<(String, u64), String>,
+    pub(crate) identities: Identities,
+}
 
 pub(crate) struct Holding {
     pub(crate) operation: String,
@@ -23,17 +30,27 @@ pub(crate) struct Holding {
 }
 
 impl Holders {
+    /// The table has given this fence to an operation.
+    pub(crate) fn applied(&mut self, key: String, fence: u64, operation: String) {
+        self.applied.insert((key, fence), operation);
+    }
+
+    /// Returns `true` if the table has given this fence to this operation.
+    pub(crate) fn is_of(&self, key: &str, fence: u64, operation: &str) -> bool {
+        self.applied.get(&(key.to_owned(), fence)).is_some_and(|of| of == operation)
+    }
+
     pub(crate) fn enter(&mut self, holding: Holding) {
-        self.0.push(holding);
+        self.holdings.push(holding);
     }
 
     pub(crate) fn leave(&mut self, operation: &str) {
-        self.0.retain(|holding| holding.operation != operation);
+        self.holdings.retain(|holding| holding.operation != operation);
     }
 
     /// Returns what this operation has.
     pub(crate) fn of(&mut self, operation: &str) -> impl Iterator<Item = &mut Holding> {
-        self.0.iter_mut().filter(move |holding| holding.operation == operation)
+        self.holdings.iter_mut().filter(move |holding| holding.operation == operation)
     }
 
     /// Returns a violation if a key has more holders that consider themselves valid at this instant than there may be: the
@@ -51,7 +68,7 @@ impl Holders {
                     && !has_lost(key, &holding.owner)
                     && holding.valid.is_valid(now, Lock::is_valid)
             };
-            let mut valid: Vec<_> = self.0.iter().filter(is_valid).collect();
+            let mut valid: Vec<_> = self.holdings.iter().filter(is_valid).collect();
             valid.sort_by_key(|holding| holding.fence);
             let is_wrong = |(before, holding): &(usize, &&Holding)| {
                 holding.permits.map_or(valid.len() > 1, |permits| *before >= permits as usize)

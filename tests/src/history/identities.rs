@@ -10,7 +10,7 @@ use crate::request::{LEASE_END, PERMIT_LEASE_END, Purpose, Write, identity_of};
 
 /// What a history knows about owners. A place is a key, or the permit of an identity or of an owner without one: one owner has
 /// it at a time.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Identities {
     places: HashMap<String, Place>,
     /// Places and the owners that have lost them to a later acquire of their identity, or because others have freed them. They
@@ -201,12 +201,6 @@ impl Identities {
         now.map(|_| format!("{FREED}: {place}: a release by force answered {is_freed}, and did not free it"))
     }
 
-    /// Why a takeover may not be refused: its identity has had the place since before, until the end of the lease.
-    pub(crate) fn refused(&self, place: &str, identity: &str, before: &Before, now: SystemTime) -> Option<String> {
-        let has_held = self.has_held(place, identity, before, now);
-        has_held.then(|| format!("{FREED}: a takeover did not find that {identity} has {place}"))
-    }
-
     /// Returns `true` if the identity had the place at that time, and has had it since.
     pub(crate) fn has_held(&self, place: &str, identity: &str, before: &Before, now: SystemTime) -> bool {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
@@ -230,6 +224,11 @@ pub(crate) struct Before {
 /// The start of the owners of this identity.
 pub(crate) fn start_of(identity: &str) -> String {
     format!("{}#{identity}#", identity.len())
+}
+
+/// The name of what belongs to this owner: its identity, or itself.
+pub(crate) fn name_of(owner: &str) -> &str {
+    identity_of(owner).unwrap_or(owner)
 }
 
 /// The owner in a log: its identity and the start of its nonce.

@@ -2,24 +2,22 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::fmt::Debug;
-use std::slice;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::Answer;
-use lambda_lock::{Error, ErrorKind, Holder, Lock, Locks};
+use lambda_lock::{Error, Lock};
 use serde_json::Value;
 
 use super::Counts;
-use crate::guarantee::{FENCES, FREED, ITSELF, ORDER, OWNERS, READABLE, SERVED, WITHDRAWN};
-use crate::history::actor::{Report, Sent};
-use crate::history::book::{Book, Judged, Observe, Page, Valid, described, may_have_ended};
-use crate::history::holders::{Holders, Holding};
-use crate::history::identities::{Before, Identities, short, start_of};
+use crate::guarantee::{FENCES, FREED, ITSELF, ORDER, OWNERS, SERVED, WITHDRAWN};
+use crate::history::actor::{Report as _, Sent};
+use crate::history::book::{Book, Observe, Page};
+use crate::history::holders::Holders;
+use crate::history::identities::{name_of, short};
+use crate::history::operation::{self, Common, Judged, common};
 use crate::history::stage::Waiting;
 use crate::request::expression::Condition;
-use crate::request::{LAST_SEQUENCE, Purpose, Request, Write, identity_of, permit_of};
+use crate::request::{LAST_SEQUENCE, Purpose, Request, Write, permit_of};
 
 /// For how long a free permit is left to others at most, in milliseconds.
 const LONGEST_COURTESY: u64 = 2500;
@@ -34,8 +32,6 @@ pub(crate) struct Kept {
     /// By key: the last fence.
     fences: HashMap<String, u64>,
     holders: Holders,
-    /// By key and fence: the operation that got the fence.
-    applied: HashMap<(String, u64), String>,
     /// Owners whose release was applied.
     released: HashSet<String>,
     /// Owners that send no more attempts: their permits were released by their holders.
@@ -50,7 +46,6 @@ pub(crate) struct Kept {
     sequences: HashMap<String, u64>,
     /// Permits that were replaced.
     replaced: HashSet<String>,
-    identities: Identities,
     /// By key and fence: the fence with which the identity got the permit that this acquire took over.
     first_fences: HashMap<(String, u64), u64>,
     /// By key, and identity or owner: the fence with which it got its permit.
@@ -108,10 +103,10 @@ impl Observe for Kept {
                 let replaced: Vec<_> = update.other_permits().collect();
                 state.counts.replaced += replaced.len();
                 for name in &replaced {
-                    state.identities.replaced(&place_of(&key, name));
+                    state.holders.identities.replaced(&place_of(&key, name));
                 }
                 state.replaced.extend(replaced);
-                state.applied.insert((key, fence), holder.clone());
+                state.holders.applied(key, fence, holder.clone());
                 state.in_row.insert(holder, owner);
             }
             Purpose::Renew | Purpose::Release => {
@@ -153,26 +148,15 @@ fn place_of(key: &str, name: &str) -> String {
     format!("{name} of {key}")
 }
 
-/// The name of what belongs to this owner: its identity, or itself.
-fn name_of(owner: &str) -> &str {
-    identity_of(owner).unwrap_or(owner)
-}
-
 impl Ledger {
     /// Takes note of a request for the permit of its owner that was applied.
     fn applied_for(&self, state: &mut State, update: &Write, answer: &Value) {
         let Write { purpose, key, owner, .. } = update;
         let (sent, name) = (update.number_of_permit("since"), name_of(owner));
         let fence = (*purpose == Purpose::Acquire).then(|| update.fence_written(answer));
-        let effect = state.identities.applied(&place_of(key, name), update, sent, fence);
-        state.counts.taken_over += usize::from(effect.has_taken_over);
-        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
-        state.counts.freed_by_force += usize::from(effect.is_by_force);
-        if let Some(what) = effect.breaks {
-            self.broke(state, what);
-        }
+        let has_taken_over = self.judge(state, &place_of(key, name), update, sent, fence);
         let Some(fence) = fence else { return };
-        if effect.has_taken_over && !update.is_takeover() {
+        if has_taken_over && !update.is_takeover() {
             self.broke(state, format!("{FREED}: {key}: an acquire took another permit than its identity holds"));
         }
         let of_name = || (key.clone(), name.to_owned());
@@ -209,16 +193,6 @@ pub(crate) fn refused_with_room(acquire: &Write, row: &Value) -> Option<String> 
     (free_for > LONGEST_COURTESY).then(|| format!("{permits} permits were held, and one was free for {free_for} ms"))
 }
 
-impl Judged for Kept {
-    fn identities(&mut self) -> &mut Identities {
-        &mut self.identities
-    }
-
-    fn place(key: &str, owner: &str) -> String {
-        place_of(key, name_of(owner))
-    }
-}
-
 impl State {
     fn give_up(&mut self, key: String, number: Option<u64>) {
         let withdrawn = self.withdrawn.entry(key).or_default();
@@ -240,7 +214,7 @@ impl State {
         let of_attempt = attempt.attempt().and_then(|number| self.arrived.get_mut(&(owner.clone(), number)));
         let first = of_attempt.map(|first| *first.get_or_insert(fence)).filter(|first| *first != fence);
         if let Some(first) = first {
-            self.identities.repeated(&place_of(key, name_of(owner)), owner, first, fence);
+            self.holders.identities.repeated(&place_of(key, name_of(owner)), owner, first, fence);
         }
     }
 
@@ -255,215 +229,71 @@ impl State {
     }
 }
 
-/// One operation of one worker, which reports to the ledger.
-#[derive(Debug)]
-pub(super) struct Operation {
-    pub(super) name: String,
-    pub(super) key: String,
-    /// How many permits this caller allows.
-    pub(super) permits: u32,
-    identity: Option<Identity>,
-    ledger: Arc<Ledger>,
+pub(super) type Operation = operation::Operation<Kept>;
+
+/// Returns `true` if this time by the clock of a host has not come by any host's clock. A host with a longer skew reads an
+/// earlier end in the row.
+fn is_before(end: SystemTime, ledger: &Ledger) -> bool {
+    ledger.engine.now() + ledger.longest_skew < end
 }
 
-/// The identity of an operation.
-#[derive(Debug)]
-struct Identity {
-    name: String,
-    place: String,
-    /// What it had when the operation began.
-    before: Before,
-}
-
-impl Operation {
-    pub(super) fn new(name: &str, (key, permits): (String, u32), identity: Option<&str>, ledger: Arc<Ledger>) -> Self {
-        // The mutation that forgets the skew reads the skew here.
-        let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
-        let identity = identity.map(|identity| {
-            let place = place_of(&key, &start_of(identity));
-            let before = ledger.state().identities.before(&place);
-            Identity { name: identity.to_owned(), place, before }
-        });
-        Self { name, key, permits, identity, ledger }
+impl Judged for Kept {
+    fn holders(&mut self) -> &mut Holders {
+        &mut self.holders
     }
 
-    /// Returns `true` if this owner has lost its permit to a later acquire of its identity, or because others have freed it.
-    fn is_superseded(&self, state: &State, owner: &str) -> bool {
-        state.identities.is_superseded(&place_of(&self.key, name_of(owner)), owner)
+    fn common(counts: &mut Counts) -> Common<'_> {
+        common!(counts)
     }
 
-    fn check_holders(&self, state: &mut State) {
-        let has_lost = |_: &str, owner: &str| self.is_superseded(state, owner);
-        let violation = state.holders.violation(slice::from_ref(&self.key), self.ledger.engine.now(), has_lost);
-        if let Some(what) = violation {
-            self.ledger.broke(state, what);
+    fn place(key: &str, name: &str) -> String {
+        place_of(key, name)
+    }
+
+    fn acquired(operation: &Operation, state: &mut State, permit: &Lock, _: Duration) -> u64 {
+        let key = operation.key();
+        state.counts.acquired += 1;
+        state.holders.identities.acquired(&place_of(key, name_of(permit.owner())), permit.owner());
+        // One that took a permit over has its age.
+        let first = state.first_fences.get(&(key.to_owned(), permit.fence()));
+        first.copied().unwrap_or_else(|| permit.fence())
+    }
+
+    fn held(operation: &Operation, state: &mut State, error: &Error) {
+        let Some(holder) = error.holder() else { return };
+        state.counts.held += 1;
+        for permit in holder.permits() {
+            operation.check_refusal(state, operation.key(), permit);
+        }
+        if holder.permits().len() < operation.permits.unwrap() as usize {
+            let what = format!("{ITSELF}: {} was refused although there was room", operation.name);
+            operation.ledger.broke(state, what);
         }
     }
 
-    /// A takeover finds what its identity has had since before, until the end of its lease.
-    fn refused_takeover(&self, state: &mut State) {
-        let Some(Identity { name, place, before }) = &self.identity else { return };
-        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
-        if let Some(what) = state.identities.refused(place, name, before, latest) {
-            self.ledger.broke(state, what);
-        }
+    /// A release whose first attempt was not answered finds nothing of its permit. Others may have freed it.
+    fn was_released(operation: &Operation, state: &State, owner: &str) -> bool {
+        state.was_released(owner) || operation.is_superseded(&state.holders, owner)
+    }
+
+    fn shows_release(operation: &Operation, state: &State, owner: &str, sent: Sent) -> bool {
+        let is_superseded = operation.is_superseded(&state.holders, owner);
+        state.was_released(owner) && !is_superseded && is_before(sent.end, &operation.ledger)
     }
 
     /// No permit is lost before the end of its lease, unless its identity has taken it, or others have freed it.
-    fn lost(&self, state: &mut State, owner: &str, end: SystemTime, error: &Error) {
-        self.check(state, error);
-        if error.is_lost() {
-            state.counts.lost += 1;
-            if self.is_superseded(state, owner) {
-                state.counts.superseded += 1;
-            } else if self.is_before(end) {
-                self.ledger.broke(state, format!("{OWNERS}: {} lost a valid permit: {error}", self.name));
-            }
+    fn failed(operation: &Operation, state: &mut State, owner: &str, sent: Sent, error: &Error) {
+        if !error.is_lost() {
+            return;
+        }
+        if operation.is_superseded(&state.holders, owner) {
+            state.counts.superseded += 1;
+        } else if is_before(sent.end, &operation.ledger) {
+            operation.ledger.broke(state, format!("{OWNERS}: {} lost a valid permit: {error}", operation.name));
         }
     }
 
-    /// Returns `true` if this time by the clock of a host has not come by any host's clock. A host with a longer skew reads an
-    /// earlier end in the row.
-    fn is_before(&self, end: SystemTime) -> bool {
-        self.ledger.engine.now() + self.ledger.longest_skew < end
-    }
-
-    /// The count in the row agrees with its permits.
-    fn check(&self, state: &mut State, error: &Error) {
-        if error.kind() == ErrorKind::MalformedRow {
-            self.ledger.broke(state, format!("{READABLE}: {}: {error}", self.name));
-        }
-    }
-
-    fn leave(&self, state: &mut State) {
-        state.holders.leave(&self.name);
-    }
-}
-
-impl Report for Operation {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn key(&self) -> &str {
-        &self.key
-    }
-
-    fn identity(&self) -> Option<&str> {
-        self.identity.as_ref().map(|identity| identity.name.as_str())
-    }
-
-    fn acquired(&self, permit: &Arc<Lock>, _: Duration) {
-        let (ledger, fence) = (&self.ledger, permit.fence());
-        let mut state = ledger.state();
-        state.counts.acquired += 1;
-        ledger.log(&mut state, &format!("{} acquired {} with fence {fence}", self.name, self.key));
-        match state.applied.get(&(self.key.clone(), fence)) {
-            Some(operation) if *operation == self.name => {}
-            other => {
-                let other = format!("{other:?}");
-                ledger.broke(&mut state, format!("{} was given a permit that the table gave {other}", self.name));
-            }
-        }
-        state.identities.acquired(&place_of(&self.key, name_of(permit.owner())), permit.owner());
-        let (keys, owner, operation) = (vec![self.key.clone()], permit.owner().to_owned(), self.name.clone());
-        // One that took a permit over has its age.
-        let fence = state.first_fences.get(&(self.key.clone(), fence)).copied().unwrap_or(fence);
-        let (permits, valid) = (Some(self.permits), Valid::Ask(Arc::downgrade(permit)));
-        state.holders.enter(Holding { operation, keys, owner, permits, fence, valid });
-        self.check_holders(&mut state);
-    }
-
-    fn refused(&self, error: &Error) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
-        self.check(&mut state, error);
-        // Only a takeover is lost before there is a permit.
-        if error.is_lost() {
-            state.counts.takeovers_refused += 1;
-            return self.refused_takeover(&mut state);
-        }
-        let Some(holder) = error.holder() else { return };
-        state.counts.held += 1;
-        let now = self.ledger.engine.now();
-        let useful = holder.permits().iter().filter(|permit| !may_have_ended(permit, now, self.ledger.longest_skew));
-        let fences = useful.filter_map(Holder::fence);
-        let own = fences.filter(|fence| state.applied.get(&(self.key.clone(), *fence)) == Some(&self.name)).count();
-        if own > 0 {
-            self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused by its own lost write", self.name));
-        }
-        if holder.permits().len() < self.permits as usize {
-            self.ledger.broke(&mut state, format!("{ITSELF}: {} was refused although there was room", self.name));
-        }
-    }
-
-    fn renewed(&self, permit: &Arc<Lock>, Sent { end, .. }: Sent, answer: Result<(), Error>) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
-        match answer {
-            Ok(()) => {
-                state.counts.renewed += 1;
-                self.check_holders(&mut state);
-            }
-            Err(error) => self.lost(&mut state, permit.owner(), end, &error),
-        }
-    }
-
-    fn released(&self, permit: &Arc<Lock>, Sent { end, .. }: Sent, answer: Result<(), Error>) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
-        self.leave(&mut state);
-        let applied = state.was_released(permit.owner());
-        match answer {
-            // A release whose first attempt was not answered finds nothing of its permit. Others may have freed it.
-            Ok(()) if !applied && !self.is_superseded(&state, permit.owner()) => {
-                self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
-            }
-            Ok(()) => {}
-            Err(error) => {
-                let is_superseded = self.is_superseded(&state, permit.owner());
-                if error.is_lost() && applied && !is_superseded && self.is_before(end) {
-                    self.ledger.broke(&mut state, format!("{ITSELF}: {} did not recognise its own release", self.name));
-                }
-                self.lost(&mut state, permit.owner(), end, &error);
-            }
-        }
-    }
-
-    async fn stop(&self, locks: &Locks) {
-        let Identity { name, place, .. } = self.identity.as_ref().unwrap();
-        let before = self.ledger.state().identities.stops(place, name);
-        let answer = locks.release_identity(&self.key, name).await;
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?}", self.name));
-        let is_freed = match answer {
-            Ok(is_freed) => is_freed,
-            Err(error) => return self.check(&mut state, &error),
-        };
-        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
-        if let Some(what) = state.identities.stopped(place, name, &before, is_freed, latest) {
-            self.ledger.broke(&mut state, what);
-        }
-    }
-
-    fn ended(&self, how: &str) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} {how}", self.name));
-        self.leave(&mut state);
-    }
-
-    fn left(&self, how: &str, _: Waiting) -> bool {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} {how}", self.name));
-        self.leave(&mut state);
-        let owner = state.in_row.get(&self.name).filter(|owner| !state.replaced.contains(*owner));
-        let held = owner.is_some();
-        state.counts.crashed += usize::from(held);
-        held
-    }
-
-    fn broke(&self, what: &str, how: &dyn Debug) {
-        let mut state = self.ledger.state();
-        self.ledger.broke(&mut state, format!("{what}: {} {}: {how:?}", self.name, self.key));
+    fn left(operation: &Operation, state: &mut State, _: Waiting) -> bool {
+        state.in_row.get(&operation.name).is_some_and(|owner| !state.replaced.contains(owner))
     }
 }
