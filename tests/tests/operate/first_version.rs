@@ -16,12 +16,12 @@ use crate::{ms, s, text};
 const WRITTEN: Duration = s(1_800_000_000);
 const LEASE: Duration = s(301);
 
-const HELD: &str = r##"{
+const HELD: &str = r#"{
     "id": {"S": "job"}, "status": {"S": "INPROGRESS"}, "owner": {"S": "5#run 7#0123456789abcdef0123456789abcdef"},
     "fence": {"N": "1800000000000000"}, "holder": {"S": "h"}, "acquired_at": {"N": "1800000000000"},
     "in_progress_expiration": {"N": "1800000301000"}, "expiration": {"N": "1800086701"}, "sequence": {"N": "0"},
     "data": {"S": "page 7"}, "later:mark": {"S": "kept"}
-}"##;
+}"#;
 
 const RELEASED: &str = r#"{
     "id": {"S": "job"}, "status": {"S": "INPROGRESS"}, "owner": {"S": "0123456789abcdef0123456789abcdef"},
