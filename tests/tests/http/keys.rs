@@ -5,6 +5,7 @@ use lambda_http::Body;
 use lambda_lock::http::HttpRun;
 use lambda_lock::{Backoff, Wait};
 use lambda_lock_tests::invocation::{Counter, FUNCTION, keep_log, logged};
+use lambda_lock_tests::rows::from_json;
 use serde_json::json;
 use std::time::Duration;
 use tower::service_fn;
@@ -161,4 +162,25 @@ async fn a_request_can_wait_for_the_response() {
     let mut made_by = [one.made_by(), other.made_by()];
     made_by.sort_unstable();
     assert_eq!(made_by, [(201, 1, false), (201, 1, true)]);
+}
+
+/// The record of the first version, as text: a later version finds it, compares its digest and replays its response.
+#[tokio::test]
+async fn a_record_of_the_first_version_is_replayed_and_compared() {
+    const RECORD: &str = r#"{
+        "id": {"S": "orders#1ad98cfc6e0ed6f94ecdf9ff7b9652b76716d9336d00e679c205d2db624520b4"},
+        "status": {"S": "COMPLETED"}, "owner": {"S": "e2b36e57bcdc253150dc46653ccfa044"}, "sequence": {"N": "0"},
+        "fence": {"N": "1795939157946089"}, "released": {"N": "1795939157946089"}, "holder": {"S": "h"},
+        "acquired_at": {"N": "1795939157944"}, "in_progress_expiration": {"N": "1795939188944"},
+        "expiration": {"N": "253402300799"},
+        "validation": {"S": "2:d689e60205756873016100079a50e513ffe87ded23b770f1da4376513656751a"},
+        "data": {"S": "{\"body\":\"{\\\"run\\\":7}\",\"headers\":[[\"content-type\",\"application/json\"]],\"status\":201}"}
+    }"#;
+    let (world, host, locks) = environment().await;
+    world.put_row(from_json(&serde_json::from_str(RECORD).unwrap())).await;
+    let (layer, runs) = (layer(&locks), Counter::default());
+    assert_eq!(send(&layer, &counting(&runs), order(&host)).await.made_by(), (201, 7, true));
+    let changed = order_of(&host, "a", &json!({ "item": "coffee" }));
+    assert_eq!(send(&layer, &counting(&runs), changed).await.problem(), (422, "key-reused".to_owned()));
+    assert_eq!(runs.get(), 0);
 }

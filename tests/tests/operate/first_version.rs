@@ -1,16 +1,16 @@
-//! The rows of the first version, as text. A later version reads and writes each of them, and keeps the attributes that it does
-//! not know.
+//! The rows and the turns of the first version, as text. A later version reads and writes each of them, and keeps the attributes
+//! that it does not know. This version does not write a row of a later version that it cannot read.
 
 use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{DynamoDb, Host};
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Holder, Idempotency, Locks};
+use lambda_lock::{Acquire, Attempt, Error, ErrorKind, Holder, Idempotency, Locks, Turn};
 use lambda_lock_tests::Row;
 use lambda_lock_tests::rows::from_json;
 
-use crate::{ms, s, text};
+use crate::{ms, number, s, text};
 
 /// When the rows were written: at 1,800,000,000 s, with leases of 300 s and a clock skew of 1 s.
 const WRITTEN: Duration = s(1_800_000_000);
@@ -42,7 +42,7 @@ const COMPLETED: &str = r#"{
 const PERMITS: &str = r#"{
     "id": {"S": "job"}, "status": {"S": "SEMAPHORE"}, "fence": {"N": "1800000000000002"}, "permits": {"N": "2"},
     "permit:0123456789abcdef0123456789abcdef": {"M": {"no": {"N": "1800000000000000"}, "by": {"S": "h"},
-        "since": {"N": "1800000000000"}, "end": {"N": "1800000301000"}}},
+        "since": {"N": "1800000000000"}, "end": {"N": "1800000301000"}, "later": {"S": "unread"}}},
     "fence:0123456789abcdef0123456789abcdef": {"N": "1800000000000001"},
     "permit:5#run 7#": {"M": {"no": {"N": "1800000000000000"}, "by": {"S": "i"}, "since": {"N": "1800000000000"},
         "end": {"N": "1800000301000"}, "nonce": {"S": "fedcba9876543210fedcba9876543210"}, "sequence": {"N": "1"}}},
@@ -52,6 +52,20 @@ const PERMITS: &str = r#"{
 const CALLED: &str = r#"{
     "id": {"S": "job"}, "status": {"S": "RATE"}, "due": {"N": "1800000060000000"}, "expiration": {"N": "1800086461"},
     "later:mark": {"S": "kept"}
+}"#;
+
+/// The place of a waiter for the held key, in the state of a workflow. It has fields of a later version, too.
+const WAITING: &str = r#"{
+    "version": 1, "table": "locks", "began": 1800000000000, "attempts": 4, "delay": 20000, "later": "ignored", "keys": [{
+        "key": "job", "place": 3, "joins": 1, "head": 1, "tail": 3, "tail_until": 1800000600000, "hold": 20000,
+        "hold_deviation": 1000, "fence": 1800000000000000, "seen": 1800000000100, "later": "ignored"
+    }]
+}"#;
+
+/// A row of a kind that a later version adds.
+const LATER: &str = r#"{
+    "id": {"S": "job"}, "status": {"S": "LATER"}, "fence": {"N": "1800000000000000"}, "expiration": {"N": "1800000000"},
+    "in_progress_expiration": {"N": "1"}, "later:mark": {"S": "kept"}
 }"#;
 
 /// A table with one row of the first version.
@@ -95,12 +109,57 @@ async fn a_held_key_is_refused_and_taken_over_and_taken_after_its_lease() {
     let own = stage.locks.acquire("job").lease(s(300)).identity("run 7").take_over_from(1_800_000_000_000_000).await;
     let own = own.unwrap();
     assert_eq!(own.data().unwrap().as_str(), Some("page 7"));
+    own.renew(s(300)).await.unwrap();
     own.keep();
+    assert!(stage.locks.coalesce("job", &stage.seen().await).await.unwrap());
     stage.host.advance_clock(LEASE);
     let next = stage.locks.acquire("job").await.unwrap();
     assert!(next.fence() > 1_800_000_000_000_000);
-    next.release().await.unwrap();
+    assert!(stage.locks.force_release("job", &stage.seen().await).await.unwrap());
+    assert!(next.release().await.unwrap_err().is_lost());
     stage.kept_row().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stored_turn_keeps_its_place_after_a_deployment() {
+    let queue = r#""tail": {"N": "3"}, "head": {"N": "1"}, "tail_until": {"N": "1800000600000"}, "later:mark""#;
+    let stage = Stage::with(&HELD.replace(r#""later:mark""#, queue)).await;
+    let turn: Turn = serde_json::from_str(WAITING).unwrap();
+    assert_eq!((turn.delay_in_seconds(), turn.keys().collect::<Vec<_>>()), (20, vec!["job"]));
+    let Attempt::Waiting(next) = waiter(&stage).attempt_in_turn(Some(turn)).await.unwrap() else { panic!("acquired") };
+    let next_turn = serde_json::to_value(&next).unwrap();
+    assert_eq!(
+        (&next_turn["version"], &next_turn["attempts"], &next_turn["keys"][0]["place"]),
+        (&1.into(), &5.into(), &3.into())
+    );
+    let Attempt::Waiting(_) = waiter(&stage).attempt_in_turn(None).await.unwrap() else { panic!("acquired") };
+    assert_eq!(stage.kept_row().await["tail"], number(4));
+}
+
+fn waiter(stage: &Stage) -> Acquire {
+    stage.locks.acquire("job").wait(s(600))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_row_of_a_later_kind_is_an_error_and_stays() {
+    let stage = Stage::with(LATER).await;
+    let row = stage.kept_row().await;
+    let locks = &stage.locks;
+    let errors: [Option<Error>; 5] = [
+        locks.acquire("job").await.err(),
+        locks.semaphore("job", 1).acquire().await.err(),
+        locks.acquire_all(["job", "another"]).await.err(),
+        locks.rate("job", 1, s(1)).pass().await.err(),
+        locks.get("job").await.err(),
+    ];
+    for error in errors {
+        let error = error.unwrap();
+        assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error}");
+        assert!(error.to_string().contains("`LATER`"), "{error}");
+    }
+    assert!(locks.list().next_page().await.unwrap().is_none_or(|page| page.is_empty()));
+    assert_eq!(locks.delete_expired().await.unwrap(), 0);
+    assert_eq!(stage.kept_row().await, row);
 }
 
 #[tokio::test(start_paused = true)]
