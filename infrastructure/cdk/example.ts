@@ -26,8 +26,9 @@ const report = new RustFunction(stack, "Function", {
   },
 });
 locks.grantLocks(report, `${name}#*`);
-// These show the errors. The rest needs the metrics of lambda-lock, which a project of a template does not export yet.
+// These show the errors and the throttled writes. The rest needs the metrics of lambda-lock, which a project of a template does not export yet.
 locks.addAlarms(report);
+locks.addTableAlarm();
 locks.addDashboard([report]);
 
 // The event of the template `singleton`. The other templates have another source of events.

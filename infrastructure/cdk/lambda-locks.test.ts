@@ -6,6 +6,7 @@ import { delimiter, dirname, join } from "node:path";
 import { test } from "node:test";
 import { App, Duration, Stack } from "aws-cdk-lib";
 import { Match, Template } from "aws-cdk-lib/assertions";
+import * as kms from "aws-cdk-lib/aws-kms";
 import * as lambda from "aws-cdk-lib/aws-lambda";
 import * as sns from "aws-cdk-lib/aws-sns";
 import * as sqs from "aws-cdk-lib/aws-sqs";
@@ -124,18 +125,23 @@ function made(): Record<string, Json> {
     queue: { queue, maxAge },
     deadLetterQueue,
   });
+  locks.addTableAlarm();
   const resources: [string, Json][] = Object.entries(synthesised().findResources("AWS::CloudWatch::Alarm"));
   const alarms = resources.map(([id, { Properties }]) => {
-    const [, name] = /^LocksstackReport[0-9A-F]{8}(\w+?)[0-9A-F]{8}$/.exec(id) ?? [];
+    const [, name] = /^Locks(?:stackReport[0-9A-F]{8})?(\w+?)[0-9A-F]{8}$/.exec(id) ?? [];
     assert.ok(name, id);
     return [
       name.replace(/(?<!^)[A-Z]/g, "-$&").toLowerCase(),
       definition(Properties, (ref) =>
-        String(ref).replace(/^Report.*/, "FUNCTION").replace(/^Queue.*/, "QUEUE").replace(/^Letters.*/, "DEAD_LETTERS"),
+        String(ref)
+          .replace(/^Report.*/, "FUNCTION")
+          .replace(/^Queue.*/, "QUEUE")
+          .replace(/^Letters.*/, "DEAD_LETTERS")
+          .replace(/^LocksTable.*/, "TABLE"),
       ),
     ] as const;
   });
-  assert.equal(alarms.length, length);
+  assert.equal(alarms.length, length + 1);
   return Object.fromEntries(alarms);
 }
 
@@ -162,6 +168,7 @@ test("the alarms are those of template.yaml", () => {
     missing: "NightlyReportMissing",
     waiting: "PaymentsWaiting",
     dead: "PaymentsDead",
+    throttled: "LockTableThrottled",
   };
   const alarms = written();
   assert.deepEqual(Object.keys(made()).sort(), Object.keys(pairs).sort());
@@ -172,7 +179,8 @@ test("the alarms are those of template.yaml", () => {
         JSON.stringify({ ...rest, runbook: AlarmDescription.split(" Runbook: ")[1] })
           .replaceAll(fn, "FUNCTION")
           .replace("PaymentDeadLetters.QueueName", "DEAD_LETTERS")
-          .replace("Payments.QueueName", "QUEUE"),
+          .replace("Payments.QueueName", "QUEUE")
+          .replace("LockTable", "TABLE"),
       );
     const [fn] = /^(NightlyReport|OrderApi|PaymentQueue)/.exec(pairs[name]) ?? ["FUNCTION"];
     assert.deepEqual(comparable(alarm, "FUNCTION"), comparable(alarms[pairs[name]], fn), name);
@@ -220,7 +228,7 @@ test("each alarm of template.yaml links to the heading that the runbook has for 
     // As rustdoc makes it.
     const anchor = heading.toLowerCase().replace(/[^\w\- ]/g, "").replaceAll(" ", "-");
     for (const [, alarm] of alarms.matchAll(/`(\w+)`/g)) {
-      links[alarm] = `https://docs.rs/lambda-lock/latest/lambda_lock/docs/operate/runbook/index.html#${anchor}`;
+      links[alarm] = `\${Runbook}#${anchor}`;
     }
   }
   const written: [string, Json][] = Object.entries(template.Resources);
@@ -230,17 +238,68 @@ test("each alarm of template.yaml links to the heading that the runbook has for 
   );
   assert.deepEqual(alarms.map(([id]) => id).sort(), Object.keys(links).sort());
   for (const [id, { Properties }] of alarms) {
-    const text = Properties.AlarmDescription["Fn::Sub"] ?? Properties.AlarmDescription;
+    const text = Properties.AlarmDescription["Fn::Sub"];
     assert.ok(text.endsWith(`. Runbook: ${links[id]}`), `${id}: ${text}`);
-    // CloudWatch takes no longer one.
-    assert.ok(text.length <= 1024, `${id}: ${text.length}`);
+    // CloudWatch takes no longer one. The address of a page of your own may be longer.
+    assert.ok(text.length + 300 <= 1024, `${id}: ${text.length}`);
   }
+});
+
+test("the alarms link to the runbook of this version, or to that of your own", () => {
+  const [, version] = /^version = "(.*)"$/m.exec(readFileSync(new URL("../../Cargo.toml", import.meta.url), "utf8")) ?? [];
+  const ofVersion = `https://docs.rs/lambda-lock/${version}/lambda_lock/docs/operate/runbook/index.html`;
+  assert.equal(template.Parameters.Runbook.Default, ofVersion);
+  for (const runbook of [undefined, "https://wiki.example/locks"]) {
+    const { locks, fn, synthesised } = stack({ runbook });
+    const count = [...locks.addAlarms(fn), locks.addTableAlarm()].length;
+    const alarms: Json[] = Object.values(synthesised().findResources("AWS::CloudWatch::Alarm"));
+    const linked = alarms.filter(({ Properties }) => Properties.AlarmDescription.includes(` Runbook: ${runbook ?? ofVersion}#`));
+    assert.equal(linked.length, count);
+  }
+});
+
+test("the output has the policy of an operator that the runbook prints, as that of template.yaml does", () => {
+  const runbook = readFileSync(new URL("../../lock/docs/operate/runbook.md", import.meta.url), "utf8");
+  const [, printed] = /```json\n(.*?)```/s.exec(runbook) ?? [];
+  assert.ok(printed);
+  const expected = JSON.parse(printed);
+  // `terraform test` compares the output of the module with this file.
+  const ofModule = readFileSync(new URL("../terraform/tests/operator_policy.json", import.meta.url), "utf8");
+  assert.deepEqual(JSON.parse(ofModule), expected);
+
+  const arn = "arn:aws:dynamodb:eu-central-1:123456789012:table/locks";
+  const names: Record<string, string> = {
+    "LockTable.Arn": arn,
+    "AWS::Partition": "aws",
+    "AWS::Region": "eu-central-1",
+    "AWS::AccountId": "123456789012",
+  };
+  const written = template.Outputs.OperatorPolicy.Value["Fn::Sub"];
+  assert.deepEqual(JSON.parse(written.replace(/\$\{(.*?)\}/g, (_: string, name: string) => names[name])), expected);
+
+  const [{ Value }]: Json[] = Object.values(stack().synthesised().findOutputs("*"));
+  const parts: (string | Json)[] = Value["Fn::Join"][1];
+  const made = parts.map((part) => (typeof part === "string" ? part : (names[part.Ref] ?? arn)));
+  assert.deepEqual(JSON.parse(made.join("")), expected);
+});
+
+test("a key of your own encrypts the table", () => {
+  const scope = new Stack(new App(), "stack");
+  const encryptionKey = new kms.Key(scope, "Key");
+  new LambdaLocks(scope, "Locks", { encryptionKey });
+  Template.fromStack(scope).hasResourceProperties("AWS::DynamoDB::Table", {
+    SSESpecification: {
+      SSEEnabled: true,
+      SSEType: "KMS",
+      KMSMasterKeyId: { "Fn::GetAtt": [Match.stringLikeRegexp("^Key"), "Arn"] },
+    },
+  });
 });
 
 test("each alarm tells the topic", () => {
   const { locks, fn, synthesised } = stack();
   const topic = new sns.Topic(locks, "Topic");
-  const alarms = locks.addAlarms(fn, { topic });
+  const alarms = [...locks.addAlarms(fn, { topic }), locks.addTableAlarm(topic)];
   synthesised().resourcePropertiesCountIs(
     "AWS::CloudWatch::Alarm",
     { AlarmActions: [{ Ref: Match.stringLikeRegexp("^LocksTopic") }] },

@@ -1,8 +1,9 @@
-import { Duration, Names, RemovalPolicy, Token } from "aws-cdk-lib";
+import { Arn, ArnFormat, CfnOutput, Duration, Names, RemovalPolicy, Stack, Token } from "aws-cdk-lib";
 import * as cloudwatch from "aws-cdk-lib/aws-cloudwatch";
 import * as actions from "aws-cdk-lib/aws-cloudwatch-actions";
 import * as dynamodb from "aws-cdk-lib/aws-dynamodb";
 import * as iam from "aws-cdk-lib/aws-iam";
+import type * as kms from "aws-cdk-lib/aws-kms";
 import type * as lambda from "aws-cdk-lib/aws-lambda";
 import type * as sns from "aws-cdk-lib/aws-sns";
 import type * as sqs from "aws-cdk-lib/aws-sqs";
@@ -16,6 +17,16 @@ export interface LambdaLocksProps {
    * @default true
    */
   readonly deletionProtection?: boolean;
+  /**
+   * The key that encrypts the table.
+   * @default - DynamoDB's own key
+   */
+  readonly encryptionKey?: kms.IKey;
+  /**
+   * Address of the page that the text of each alarm links to. Its headings are those of lock/docs/operate/runbook.md.
+   * @default - the runbook of this version
+   */
+  readonly runbook?: string;
 }
 
 /** What a function does beyond `dynamodb:UpdateItem`, which is enough for locks, permits, several keys, takeovers and runs. */
@@ -68,6 +79,9 @@ export interface WatchedQueue {
 /** The table of the locks of lambda-lock, and what its functions may do with their keys. */
 export class LambdaLocks extends Construct {
   readonly table: dynamodb.Table;
+  /** What an operator needs who finds keys and frees them, for a role of yours. The output `OperatorPolicy` has it, too. */
+  readonly operatorPolicy: iam.PolicyDocument;
+  private readonly runbook: string;
 
   constructor(scope: Construct, id: string, props: LambdaLocksProps = {}) {
     super(scope, id);
@@ -81,7 +95,32 @@ export class LambdaLocks extends Construct {
       pointInTimeRecoverySpecification: { pointInTimeRecoveryEnabled: false },
       deletionProtection,
       removalPolicy: deletionProtection ? RemovalPolicy.RETAIN : RemovalPolicy.DESTROY,
+      encryptionKey: props.encryptionKey,
     });
+    this.runbook = props.runbook ?? RUNBOOK;
+    const stack = Stack.of(this);
+    const logGroups = Arn.format(
+      { service: "logs", resource: "log-group", resourceName: "/aws/lambda/*", arnFormat: ArnFormat.COLON_RESOURCE_NAME },
+      stack,
+    );
+    this.operatorPolicy = new iam.PolicyDocument({
+      statements: [
+        new iam.PolicyStatement({
+          actions: [
+            "dynamodb:GetItem",
+            "dynamodb:UpdateItem",
+            "dynamodb:Scan",
+            "dynamodb:DescribeTable",
+            "dynamodb:DescribeTimeToLive",
+          ],
+          resources: [this.table.tableArn],
+        }),
+        new iam.PolicyStatement({ actions: ["logs:StartQuery"], resources: [logGroups] }),
+        // CloudWatch has no resource for it.
+        new iam.PolicyStatement({ actions: ["logs:GetQueryResults"], resources: ["*"] }),
+      ],
+    });
+    new CfnOutput(this, "OperatorPolicy", { value: stack.toJsonString(this.operatorPolicy) });
   }
 
   /**
@@ -125,14 +164,14 @@ export class LambdaLocks extends Construct {
     }
     const refused = alarms.refusedThreshold ?? 10;
     const added = [
-      this.alarm(fn, "Errors", {
+      this.alarm(Names.uniqueId(fn), "Errors", {
         metric: fn.metricErrors({ period: FIVE_MINUTES, statistic: "Sum" }),
-        alarmDescription: description(
+        alarmDescription: this.description(
           "The function failed. For example, it timed out, or its role may not use the table. Read its log.",
           "invocations-fail",
         ),
       }),
-      this.alarm(fn, "LockErrors", {
+      this.alarm(Names.uniqueId(fn), "LockErrors", {
         // The others are routine, or a mistake of the sender.
         metric: countOther(fn, "lambda_lock_refused", "reason", [
           "held",
@@ -142,20 +181,20 @@ export class LambdaLocks extends Construct {
           "mismatch",
           "key_missing",
         ]),
-        alarmDescription: description(
+        alarmDescription: this.description(
           "Work did not get its lock although nobody held it. For example, the lock table is missing or throttled, or the role of the function may not use it. Read the log for the reason.",
           "invocations-fail",
         ),
       }),
-      this.alarm(fn, "WorkErrors", {
+      this.alarm(Names.uniqueId(fn), "WorkErrors", {
         metric: count(fn, "lambda_lock_work_failed"),
-        alarmDescription: description(
+        alarmDescription: this.description(
           "Work fails again and again, although it gets its lock. So the fault is in the handler, or in a service that it calls. Read the log for the errors.",
           "invocations-fail",
         ),
         ...AGAIN,
       }),
-      this.alarm(fn, "ItemErrors", {
+      this.alarm(Names.uniqueId(fn), "ItemErrors", {
         metric: countOther(fn, "lambda_lock_batch_items", "outcome", [
           "done",
           "duplicate",
@@ -163,13 +202,13 @@ export class LambdaLocks extends Construct {
           "used_up",
           "not_started",
         ]),
-        alarmDescription: description(
+        alarmDescription: this.description(
           "Messages or records fail again and again. Read the log for the errors. Fix the cause before all retries are used up.",
           "invocations-fail",
         ),
         ...AGAIN,
       }),
-      this.alarm(fn, "HttpProblems", {
+      this.alarm(Names.uniqueId(fn), "HttpProblems", {
         // The others are mistakes of a client, or routine.
         metric: countOther(fn, "lambda_lock_http_problems", "problem", [
           "key-missing",
@@ -182,36 +221,36 @@ export class LambdaLocks extends Construct {
           "unfinished",
           "result-not-stored",
         ]),
-        alarmDescription: description(
+        alarmDescription: this.description(
           "Requests were answered with a problem that is not the client's mistake. Find the name of the problem in the log, and look it up.",
           "invocations-fail",
         ),
       }),
-      this.alarm(fn, "Lost", {
+      this.alarm(Names.uniqueId(fn), "Lost", {
         metric: count(fn, "lambda_lock_lost"),
-        alarmDescription: description(
+        alarmDescription: this.description(
           "Work took longer than its lease, so another invocation may have done it at the same time. Check whether it was done twice.",
           "a-run-was-killed-or-took-too-long",
         ),
       }),
-      this.alarm(fn, "TakenOver", {
+      this.alarm(Names.uniqueId(fn), "TakenOver", {
         metric: count(fn, "lambda_lock_taken_over"),
-        alarmDescription: description(
+        alarmDescription: this.description(
           "An invocation was killed or crashed while it held a lock. Another one took the lock over after the lease had ended. The log line 'taken over' names the log stream of the invocation that died. Read the end of that stream.",
           "a-run-was-killed-or-took-too-long",
         ),
       }),
-      this.alarm(fn, "Refused", {
+      this.alarm(Names.uniqueId(fn), "Refused", {
         metric: count(fn, "lambda_lock_refused", { reason: "held" }),
-        alarmDescription: description(
+        alarmDescription: this.description(
           "Invocations did not get their lock, because earlier work still held it. Check who holds the key, and for how long.",
           "a-key-is-held",
         ),
         threshold: refused,
       }),
-      this.alarm(fn, "InProgress", {
+      this.alarm(Names.uniqueId(fn), "InProgress", {
         metric: count(fn, "lambda_lock_in_progress_refusals"),
-        alarmDescription: description(
+        alarmDescription: this.description(
           "Callers sent a request again before the first one had finished, so it was rejected. Check who holds the keys, and for how long.",
           "a-key-is-held",
         ),
@@ -220,9 +259,9 @@ export class LambdaLocks extends Construct {
     ];
     if (hours !== undefined) {
       added.push(
-        this.alarm(fn, "Missing", {
+        this.alarm(Names.uniqueId(fn), "Missing", {
           metric: count(fn, "lambda_lock_released").with({ period: Duration.hours(1) }),
-          alarmDescription: description(
+          alarmDescription: this.description(
             `No work was done for ${hours} hours. Check whether the schedule is switched on, and whether somebody holds the key.`,
             "work-does-not-happen",
           ),
@@ -237,9 +276,9 @@ export class LambdaLocks extends Construct {
     if (alarms.queue) {
       const { queue, maxAge } = alarms.queue;
       added.push(
-        this.alarm(fn, "Waiting", {
+        this.alarm(Names.uniqueId(fn), "Waiting", {
           metric: queue.metricApproximateAgeOfOldestMessage({ period: FIVE_MINUTES, statistic: "Maximum" }),
-          alarmDescription: description(
+          alarmDescription: this.description(
             "A message has waited in its queue for longer than all of its deliveries take. Check whether the event source mapping of the queue is enabled.",
             "work-does-not-happen",
           ),
@@ -249,12 +288,12 @@ export class LambdaLocks extends Construct {
     }
     if (alarms.deadLetterQueue) {
       added.push(
-        this.alarm(fn, "Dead", {
+        this.alarm(Names.uniqueId(fn), "Dead", {
           metric: alarms.deadLetterQueue.metricApproximateNumberOfMessagesVisible({
             period: FIVE_MINUTES,
             statistic: "Maximum",
           }),
-          alarmDescription: description(
+          alarmDescription: this.description(
             "Work has failed and all retries are used up. Its messages are in the dead-letter queue. Fix the cause, then send the messages back to the queue.",
             "work-was-given-up",
           ),
@@ -266,6 +305,23 @@ export class LambdaLocks extends Construct {
       added.forEach((alarm) => alarm.addAlarmAction(action));
     }
     return added;
+  }
+
+  /** Watches the table: whether DynamoDB throttles writes, whichever function sends them. It needs no metrics of lambda-lock. */
+  addTableAlarm(topic?: sns.ITopic): cloudwatch.Alarm {
+    const alarm = this.alarm("", "Throttled", {
+      metric: this.throttled("WriteThrottleEvents"),
+      alarmDescription: this.description(
+        "DynamoDB throttles writes to the lock table again and again, so any function can be refused its lock. Find the key that is written most often.",
+        "invocations-fail",
+      ),
+      // DynamoDB divides a busy partition, and the functions retry.
+      ...AGAIN,
+    });
+    if (topic) {
+      alarm.addAlarmAction(new actions.SnsAction(topic));
+    }
+    return alarm;
   }
 
   /** A dashboard of the locks of these functions. It needs the metrics, as `addAlarms` does. */
@@ -285,15 +341,6 @@ export class LambdaLocks extends Construct {
     const byReason = search(",reason");
     const byOutcome = search(",outcome");
     const times = (metric: string) => [each(metric, "p50", "p50"), each(metric, "p99", "p99")];
-    const throttled = (metricName: string, label: string) =>
-      new cloudwatch.Metric({
-        namespace: "AWS/DynamoDB",
-        metricName,
-        dimensionsMap: { TableName: this.table.tableName },
-        statistic: "Sum",
-        period: FIVE_MINUTES,
-        label,
-      });
     // What is wrong comes first, then the load, then the times.
     const widgets: [string, cloudwatch.IMetric[], string?][] = [
       [
@@ -315,8 +362,8 @@ export class LambdaLocks extends Construct {
       [
         "Requests throttled by DynamoDB",
         [
-          throttled("WriteThrottleEvents", "writes to the lock table"),
-          throttled("ReadThrottleEvents", "reads of the lock table"),
+          this.throttled("WriteThrottleEvents", "writes to the lock table"),
+          this.throttled("ReadThrottleEvents", "reads of the lock table"),
         ],
       ],
       [
@@ -365,12 +412,28 @@ export class LambdaLocks extends Construct {
     return dashboard;
   }
 
+  private throttled(metricName: string, label?: string): cloudwatch.Metric {
+    return new cloudwatch.Metric({
+      namespace: "AWS/DynamoDB",
+      metricName,
+      dimensionsMap: { TableName: this.table.tableName },
+      statistic: "Sum",
+      period: FIVE_MINUTES,
+      label,
+    });
+  }
+
+  /** What happened and what to do first, with a link to the heading of the runbook that has the rest. */
+  private description(text: string, heading: string): string {
+    return `${text} Runbook: ${this.runbook}#${heading}`;
+  }
+
   private alarm(
-    fn: lambda.IFunction,
+    of: string,
     name: string,
     props: Partial<cloudwatch.AlarmProps> & { metric: cloudwatch.IMetric },
   ): cloudwatch.Alarm {
-    return new cloudwatch.Alarm(this, `${Names.uniqueId(fn)}${name}`, {
+    return new cloudwatch.Alarm(this, `${of}${name}`, {
       evaluationPeriods: 1,
       comparisonOperator: cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
       threshold: 0,
@@ -382,15 +445,10 @@ export class LambdaLocks extends Construct {
 
 const FIVE_MINUTES = Duration.minutes(5);
 
-/** One failure says nothing, because the work is done again. So two periods of the last two hours have to have one. */
+/** One period says nothing, because work that failed is done again. So two periods of the last two hours have to have a failure. */
 const AGAIN = { evaluationPeriods: 24, datapointsToAlarm: 2 };
 
-const RUNBOOK = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/operate/runbook/index.html";
-
-/** What happened and what to do first, with a link to the heading of the runbook that has the rest. */
-function description(text: string, heading: string): string {
-  return `${text} Runbook: ${RUNBOOK}#${heading}`;
-}
+const RUNBOOK = "https://docs.rs/lambda-lock/0.1.0/lambda_lock/docs/operate/runbook/index.html";
 
 /** In a label: the name of the function that a metric is of. */
 const FUNCTION = "${PROP('Dim.FunctionName')}";

@@ -15,8 +15,11 @@ await read("outputs.tf");
 test("the Terraform table is that of template.yaml", () => {
   const [table] = main.resource.aws_dynamodb_table.locks;
   const written = resolved(template.Resources.LockTable.Properties, { IsProtected: true });
-  const { name, ...settings } = table;
+  const { name, dynamic, ...settings } = table;
   assert.equal(name, "${var.table_name}");
+  // Without the variable, there is no such block, as in template.yaml.
+  assert.deepEqual(Object.keys(dynamic), ["server_side_encryption"]);
+  assert.match(dynamic.server_side_encryption[0].for_each, /^\$\{var\.kms_key_arn == null \? \[\] :/);
   assert.deepEqual(settings, {
     billing_mode: written.BillingMode,
     hash_key: written.KeySchema[0].AttributeName,

@@ -9,6 +9,12 @@ variable "deletion_protection" {
   default     = true
 }
 
+variable "kms_key_arn" {
+  description = "KMS key that encrypts the table. Without it, DynamoDB's own key does."
+  type        = string
+  default     = null
+}
+
 variable "functions" {
   description = "By the name of each function: the keys of its locks. A key may end in *."
   type = map(object({
@@ -45,7 +51,7 @@ variable "functions" {
 }
 
 variable "alarms" {
-  description = "Whether to create alarms for errors, locks lost or taken over, too many refusals, and failed work"
+  description = "Whether to create alarms for errors, locks lost or taken over, too many refusals, failed work, and throttled writes"
   type        = bool
   default     = false
 }
@@ -54,6 +60,12 @@ variable "alarm_topic_arn" {
   description = "SNS topic that receives each alarm. Without a topic, the alarms only change their state."
   type        = string
   default     = null
+}
+
+variable "runbook" {
+  description = "Address of the page that the text of each alarm links to. Its headings are those of lock/docs/operate/runbook.md."
+  type        = string
+  default     = "https://docs.rs/lambda-lock/0.1.0/lambda_lock/docs/operate/runbook/index.html"
 }
 
 variable "refused_threshold" {

@@ -22,8 +22,29 @@ run "only_the_table_and_the_policies_by_default" {
     error_message = "the table or a policy"
   }
   assert {
-    condition     = length(aws_cloudwatch_metric_alarm.locks) + length(aws_cloudwatch_metric_alarm.missing) + length(aws_cloudwatch_dashboard.locks) == 0
+    condition     = length(aws_cloudwatch_metric_alarm.locks) + length(aws_cloudwatch_metric_alarm.missing) + length(aws_cloudwatch_metric_alarm.throttled) + length(aws_cloudwatch_dashboard.locks) == 0
     error_message = "an alarm or a dashboard"
+  }
+  assert {
+    condition     = length(aws_dynamodb_table.locks.server_side_encryption) == 0
+    error_message = "a key that is not DynamoDB's own"
+  }
+}
+
+run "a_key_of_your_own_encrypts_the_table" {
+  variables {
+    kms_key_arn = "arn:aws:kms:eu-central-1:123456789012:key/locks"
+  }
+  assert {
+    condition     = one(aws_dynamodb_table.locks.server_side_encryption).kms_key_arn == var.kms_key_arn && one(aws_dynamodb_table.locks.server_side_encryption).enabled
+    error_message = "the key"
+  }
+}
+
+run "the_policy_of_an_operator_is_that_of_the_runbook" {
+  assert {
+    condition     = output.operator_policy == jsonencode(jsondecode(file("tests/operator_policy.json")))
+    error_message = "the policy: ${output.operator_policy}"
   }
 }
 
@@ -43,6 +64,7 @@ run "each_function_has_its_alarms" {
     alarms            = true
     alarm_topic_arn   = "arn:aws:sns:eu-central-1:123456789012:alarms"
     refused_threshold = 3
+    runbook           = "https://wiki.example/locks"
   }
   assert {
     condition     = length(aws_cloudwatch_metric_alarm.locks) == 18 && keys(aws_cloudwatch_metric_alarm.missing) == ["nightly-report"]
@@ -53,8 +75,8 @@ run "each_function_has_its_alarms" {
     error_message = "the alarm on refusals"
   }
   assert {
-    condition     = alltrue([for alarm in concat(values(aws_cloudwatch_metric_alarm.locks), values(aws_cloudwatch_metric_alarm.missing)) : alarm.alarm_actions == toset([var.alarm_topic_arn])])
-    error_message = "the topic of an alarm"
+    condition     = alltrue([for alarm in concat(values(aws_cloudwatch_metric_alarm.locks), values(aws_cloudwatch_metric_alarm.missing), aws_cloudwatch_metric_alarm.throttled) : alarm.alarm_actions == toset([var.alarm_topic_arn]) && strcontains(alarm.alarm_description, " Runbook: https://wiki.example/locks#")])
+    error_message = "the topic of an alarm, or its link"
   }
 }
 
@@ -68,11 +90,12 @@ run "the_alarms_are_those_of_the_construct" {
         dead_letter_queue     = "DEAD_LETTERS"
       }
     }
-    alarms = true
+    alarms     = true
+    table_name = "TABLE"
   }
   assert {
     condition = jsonencode({
-      for alarm in concat(values(aws_cloudwatch_metric_alarm.locks), values(aws_cloudwatch_metric_alarm.missing), values(aws_cloudwatch_metric_alarm.waiting), values(aws_cloudwatch_metric_alarm.dead)) : trimprefix(alarm.alarm_name, "FUNCTION-") => {
+      for alarm in concat(aws_cloudwatch_metric_alarm.throttled, values(aws_cloudwatch_metric_alarm.locks), values(aws_cloudwatch_metric_alarm.missing), values(aws_cloudwatch_metric_alarm.waiting), values(aws_cloudwatch_metric_alarm.dead)) : trimprefix(trimprefix(alarm.alarm_name, "FUNCTION-"), "TABLE-") => {
         AlarmDescription   = alarm.alarm_description
         ComparisonOperator = alarm.comparison_operator
         DatapointsToAlarm  = alarm.datapoints_to_alarm

@@ -55,7 +55,7 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
         queues.insert(queue, stack.queue_named(queue).await.name().to_owned());
     }
     let api = stack.http_api(STACK).await;
-    let expected = of_alarms(|queue| queues[queue].clone(), machine(), api.split('.').next().unwrap());
+    let expected = of_alarms(|queue| queues[queue].clone(), machine(), api.split('.').next().unwrap(), &stack.table);
     assert_eq!(alarms.collect::<BTreeSet<_>>(), expected);
 
     let searches = searches(stack).await;
@@ -80,7 +80,7 @@ const QUEUES: [(&str, &str); 6] = [
 ];
 
 /// The metrics of all alarms, apart from those on queries.
-fn of_alarms(queue_named: impl Fn(&str) -> String, machine: String, api: &str) -> BTreeSet<Metric> {
+fn of_alarms(queue_named: impl Fn(&str) -> String, machine: String, api: &str, table: &str) -> BTreeSet<Metric> {
     // The work of a deployment is never longer than its lease.
     let [others @ .., deployment] = FUNCTIONS;
     let of = |function, names: &[&str]| names.iter().map(|name| Metric::of(function, name, &[])).collect::<Vec<_>>();
@@ -106,6 +106,7 @@ fn of_alarms(queue_named: impl Fn(&str) -> String, machine: String, api: &str) -
     all.extend(QUEUES.map(|(queue, name)| of_aws("SQS", name, "QueueName", queue_named(queue))));
     all.insert(of_aws("States", "ExecutionsFailed", "StateMachineArn", machine));
     all.insert(of_aws("ApiGateway", "5xx", "ApiId", api.to_owned()));
+    all.insert(of_aws("DynamoDB", "WriteThrottleEvents", "TableName", table.to_owned()));
     all
 }
 
@@ -136,7 +137,10 @@ fn each_alarm_of_the_template_is_expected_of_a_deployment() {
         let text = |name: &str| alarm[name].as_str().unwrap().to_owned();
         Metric { namespace: text("Namespace"), name: text("MetricName"), dimensions: dimensions.collect() }
     });
-    assert_eq!(metrics.collect::<BTreeSet<_>>(), of_alarms(kebab, "DeploymentMachine".to_owned(), "OrderHttpApi"));
+    assert_eq!(
+        metrics.collect::<BTreeSet<_>>(),
+        of_alarms(kebab, "DeploymentMachine".to_owned(), "OrderHttpApi", "LockTable")
+    );
 }
 
 /// Needs everything that these metrics count.

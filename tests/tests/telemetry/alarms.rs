@@ -422,6 +422,27 @@ async fn a_message_that_dies_within_a_period_raises_one_alarm() {
     assert_raised(&watched, "it is a dead letter", &["dead"], &[]);
 }
 
+#[test]
+fn a_table_that_throttles_writes_in_two_periods_raises_its_alarm() {
+    let definitions = definitions();
+    for (alarm, table) in
+        [(&definitions.construct["throttled"], "TABLE"), (&definitions.template["LockTableThrottled"], "LockTable")]
+    {
+        let throttled_at = |at: u64| Datum {
+            at,
+            namespace: "AWS/DynamoDB",
+            name: "WriteThrottleEvents".to_owned(),
+            dimensions: [("TableName".to_owned(), table.to_owned())].into(),
+            value: 1.0,
+        };
+        for (minutes, expected) in [(&[][..], false), (&[119], false), (&[61, 119], true), (&[1, 119], false)] {
+            let data: Vec<_> = minutes.iter().map(|minute| throttled_at(HOUR + minute * 60)).collect();
+            // Periods of the last two hours.
+            assert_eq!(alarm.is_raised(&data, "any function", 3 * HOUR + 60), expected, "{minutes:?}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn events_left_to_the_holder_raise_nothing() {
     let mut watched = Watched::new("NightlyReport").await;
