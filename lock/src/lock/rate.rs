@@ -57,15 +57,16 @@ impl Locks {
 ///
 /// Calls are spread evenly: with ten a second, each is 100 ms after the one before. A [`burst`](Self::burst) lets some calls
 /// come at once after a quiet time. A call that comes too early is refused, or [waits](Self::pass_within). A waiting call
-/// reserves its time: one request tells it when it may go on, in the order in which the requests reach the row. It does not ask
-/// again.
+/// reserves its time: one request tells it when it may go on, in the order in which the requests reach the row. It asks again only
+/// if it is late for that time.
 ///
 /// The times that calls are given are never nearer than the even interval, apart from the burst. A call may be late for its
 /// time, because its answer came late or Lambda froze its environment. If it is late by more than an interval, and by more than
 /// 100 ms, it has lost its time and asks for another one, so that it does not go together with later calls. So any period has at
-/// most N + 2 calls, beside the burst; with more than ten calls a second, it has those of 100 ms more. A host whose clock is ahead
-/// lets its calls go earlier by that much. What your code does between [`pass`](Self::pass) and the call counts as well, and so does
-/// the sleep after [`reserve`](Self::reserve), which this type cannot see.
+/// most N + 2 calls, beside the burst; with more than ten calls a second, it has those of 100 ms more. If the clocks of two hosts
+/// differ by 400 ms, it also has those of 400 ms more, because the host whose clock is behind lets its calls go later, together
+/// with those of the other host. What your code does between [`pass`](Self::pass) and the call counts as well, and so does the
+/// sleep after [`reserve`](Self::reserve), which this type cannot see.
 ///
 /// A host whose clock is ahead also moves the next time on by that much. So a host whose clock is behind can be refused each time,
 /// even if only half of the calls are used, unless its calls wait for longer than clocks may differ, plus the time between two
@@ -75,8 +76,11 @@ impl Locks {
 ///
 /// A call is one `UpdateItem`, also if it is refused or waits. A call that may wait, or has a burst, and does not know how busy
 /// the key is, sends two requests, and three if other clients call meanwhile: the first call of a process after a quiet time,
-/// or the first call after the key became busy or quiet. A call that is late asks again, up to two times, and then fails with an
-/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). The IAM action is `dynamodb:UpdateItem`.
+/// or the first call after the key became busy or quiet. The IAM action is `dynamodb:UpdateItem`.
+///
+/// A call that is late for its time asks again, up to two times, and then fails with an error of kind
+/// [`Unavailable`](crate::ErrorKind::Unavailable). The last time that it asks for is later than the present by as long as the
+/// answers before took. The other calls come after that time, so the calls of other hosts that cannot wait for it are refused.
 ///
 /// If an answer is lost and the SDK repeats the request, or if a waiting call is dropped, one call of the rate is lost: the
 /// other calls come no earlier.
@@ -140,8 +144,8 @@ impl Rate {
     /// [`is_held`](Error::is_held) if that would take longer. Choose a wait that is longer than [clocks may
     /// differ](Self#which-calls-pass). The requests are those of [`pass`](Self::pass).
     ///
-    /// The call sleeps in this process. It is refused only before it sleeps, so a call that is dropped while it sleeps has used
-    /// up its time.
+    /// The call sleeps in this process, and a call that is dropped while it sleeps has used up its time. A call that is late for
+    /// its time after the sleep [asks again](Self#requests), and is then refused if the rest of `wait` is too short.
     pub async fn pass_within(&self, wait: Duration) -> Result<(), Error> {
         let passed = self.pass_in_time(wait).await;
         match &passed {
@@ -182,8 +186,9 @@ impl Rate {
     }
 
     /// Reserves the next call, and returns how long to wait for it: at most `wait`, up to a day. For a workflow, which sleeps
-    /// elsewhere: round the time up to the seconds of its wait. Fails as [`pass_within`](Self::pass_within) does, with the same
-    /// requests.
+    /// elsewhere: round the time up to the seconds of its wait. Fails as [`pass_within`](Self::pass_within) does before it sleeps.
+    /// One request, two or three ([requests](Self#requests)), because nobody sees whether the call is late; IAM action
+    /// `dynamodb:UpdateItem`.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -200,7 +205,8 @@ impl Rate {
         Ok(left.unwrap_or_default())
     }
 
-    /// Returns the time of the call, at least `ahead` from now, or `None` if there is no rate because locking is disabled.
+    /// Returns the time of the call, at least `ahead` from now and otherwise at most `wait`, or `None` if there is no rate because
+    /// locking is disabled.
     async fn reserve_until(&self, wait: Duration, ahead: Duration) -> Result<Option<Deadline>, Error> {
         let settings = &self.locks.0;
         let pace = self.pace()?;
@@ -209,7 +215,8 @@ impl Rate {
             return Ok(None);
         }
         let clock = || settings.clock.now().later(ahead);
-        settings.table.call(&self.key, pace, wait.min(DAY), &self.is_idle, clock).await.map(Some)
+        let wait = wait.min(DAY).saturating_sub(ahead);
+        settings.table.call(&self.key, pace, wait, &self.is_idle, clock).await.map(Some)
     }
 
     /// Returns the rate with the same numbers on another key. The last answer counts for both.

@@ -11,7 +11,7 @@ use lambda_lock::{ErrorKind, Locks};
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::{SECOND, ms, ten_a_second};
+use crate::{SECOND, assert_refused, ms, ten_a_second};
 
 async fn engine() -> DynamoDb {
     let engine = DynamoDb::new().unwrap();
@@ -64,6 +64,20 @@ async fn a_second_has_at_most_two_calls_more_although_answers_are_late() {
     }
 }
 
+/// Twenty callers on a host whose clock is behind come first, and then twenty on a host with the right time.
+#[tokio::test(start_paused = true)]
+async fn a_second_has_the_calls_of_the_difference_of_two_clocks_more() {
+    let engine = engine().await;
+    let started = engine.now();
+    let hosts = [engine.host().clock_behind(ms(400)).build(), engine.host().build()];
+    let calls = hosts.iter().flat_map(|host| (0..20).map(move |_| host)).map(async |host| {
+        ten_a_second(host).pass_within(60 * SECOND).await.unwrap();
+        since(&engine, started)
+    });
+    let most = most_in_a_second(&join_all(calls).await);
+    assert!((13..=12 + 4).contains(&most), "{most} calls in a second");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_call_whose_answers_all_take_long_passes_at_its_third_time() {
     let engine = engine().await;
@@ -89,6 +103,46 @@ async fn a_call_that_is_frozen_beyond_its_time_asks_again() {
     passed.unwrap();
     // Two requests for each time that the call was given, because the key had become busy, and then quiet.
     assert_eq!(host.requests(), 1 + 2 + 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_late_after_its_sleep_is_refused_if_its_wait_is_over() {
+    let engine = engine().await;
+    let host = engine.host().build();
+    let bank = ten_a_second(&host);
+    bank.pass().await.unwrap();
+    let frozen = async {
+        sleep(ms(50)).await;
+        for _ in 0..20 {
+            bank.reserve(3 * SECOND).await.unwrap();
+        }
+        host.advance_clock(SECOND);
+    };
+    let (passed, ()) = tokio::join!(bank.pass_within(ms(150)), frozen);
+    assert_refused(passed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_answers_take_long_waits_no_longer_than_it_may() {
+    let engine = engine().await;
+    let (far, near) = (host(&engine, 7, ms(100)..ms(100)), host(&engine, 8, ms(1)..ms(1)));
+    let (started, bank) = (engine.now(), ten_a_second(&near));
+    let others = async {
+        // Before the second and the third time that the call asks. The third time, its turn comes after more than a second.
+        for (at, calls) in [(ms(150), 1), (ms(610), 5)] {
+            sleep(at.saturating_sub(since(&engine, started))).await;
+            for _ in 0..calls {
+                bank.reserve(SECOND).await.unwrap();
+            }
+        }
+    };
+    let called = async {
+        let passed = ten_a_second(&far).pass_within(ms(800)).await;
+        (passed, since(&engine, started))
+    };
+    let ((passed, took), ()) = tokio::join!(called, others);
+    assert!(took <= ms(810), "{took:?}: {passed:?}");
+    assert_refused(passed);
 }
 
 /// Freezes the process while each of its requests is under way.
