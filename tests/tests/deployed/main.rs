@@ -15,6 +15,7 @@ mod runbook;
 mod settings;
 mod stack;
 mod totals;
+mod widget;
 
 use std::collections::HashMap;
 use std::env;

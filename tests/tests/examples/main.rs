@@ -17,6 +17,10 @@ use lambda_runtime::Diagnostic;
 use tower::{ServiceExt, service_fn};
 
 // The templates of `cargo lambda new`, with their tests. A placeholder is valid in a string. `.ci/run templates` renders them.
+#[allow(clippy::disallowed_methods, reason = "a function of a user has no clock of its own")]
+#[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../../templates/holders/template/src/main.rs"]
+mod holders;
 #[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../../templates/http/template/src/main.rs"]
 mod http;

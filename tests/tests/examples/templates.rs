@@ -46,7 +46,18 @@ fn a_function_that_adds_a_lock_needs_lines_of_the_template() {
     }
 }
 
-/// The names of the templates.
+/// A template for operators. It takes no lock, so it solves no problem of the tables, and it needs neither a table of its own nor
+/// metrics.
+const OF_OPERATORS: &str = "holders";
+
+/// The names of the templates that take locks.
+fn templates_with_locks() -> BTreeSet<String> {
+    let mut templates = templates();
+    assert!(templates.remove(OF_OPERATORS));
+    templates
+}
+
+/// The names of all templates.
 fn templates() -> BTreeSet<String> {
     let folders = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../templates")).unwrap();
     folders.map(|folder| folder.unwrap().file_name().into_string().unwrap()).collect()
@@ -99,7 +110,7 @@ fn each_cell_of_the_recipes_is_shown_by_a_test() {
         headers[2..],
         ["while the first one runs, another one", "after the first one has finished, another one"]
     );
-    let (mut left, mut found) = (templates(), 0);
+    let (mut left, mut found) = (templates_with_locks(), 0);
     for row in rows {
         let named = row[1].split('`').skip(1).step_by(2).filter(|name| templates().contains(*name));
         let named: Vec<_> = named.map(|template| (template, file_of(template, "src/main.rs"))).collect();
@@ -138,7 +149,7 @@ fn a_row_of_the_readme_is_a_short_row_of_the_guide() {
 
 #[test]
 fn a_second_template_finds_the_table_of_the_first_one() {
-    for template in templates() {
+    for template in templates_with_locks() {
         assert_eq!(file_of(&template, "table.yaml"), file_of("singleton", "table.yaml"), "{template}");
         let role = file_of(&template, "function.yaml");
         assert!(role.contains(":table/{{ table }}") && !role.contains("AWS::DynamoDB::Table"), "{template}: {role}");
@@ -185,6 +196,26 @@ fn the_template_of_a_cron_job_has_a_schedule() {
     assert!(file_of("singleton", "function.yaml").contains("Type: AWS::Scheduler::Schedule"));
 }
 
+// Without `UpdateItem`, the widget shows the holders and frees no key.
+#[test]
+fn the_role_of_the_widget_reads_the_table_and_updates_rows_in_a_statement_of_its_own() {
+    let role = file_of(OF_OPERATORS, "function.yaml");
+    let actions: Vec<_> = role.lines().filter_map(|line| line.trim().strip_prefix("Action: ")).collect();
+    assert_eq!(actions, ["[dynamodb:Scan, dynamodb:GetItem]", "dynamodb:UpdateItem"], "{role}");
+    assert_eq!(role.matches(":table/{{ table }}\n").count(), 2, "{role}");
+}
+
+#[test]
+fn the_dashboard_of_the_widget_is_json() {
+    let readme = file_of(OF_OPERATORS, "README.md");
+    let (_, body) = readme.split_once("--dashboard-body \"").unwrap();
+    let (body, _) = body.split_once("\"\n```").unwrap();
+    // As a shell reads the text between the quotes.
+    let body: serde_json::Value = serde_json::from_str(&body.replace("\\\"", "\"")).unwrap();
+    let widget = &body["widgets"][0];
+    assert_eq!((&widget["type"], &widget["properties"]["endpoint"]), (&"custom".into(), &"$ARN".into()));
+}
+
 // An earlier one gives a function URL one of the two permissions that it needs.
 #[test]
 fn the_template_with_a_url_names_the_cargo_lambda_that_it_needs() {
@@ -208,7 +239,7 @@ fn the_version_of_the_aws_cli_is_named_before_the_commands() {
 
 #[test]
 fn each_template_says_how_to_export_metrics() {
-    for template in templates() {
+    for template in templates_with_locks() {
         let readme = file_of(&template, "README.md");
         assert!(readme.contains("reference/metrics/index.html#metrics-of-a-function-in-cloudwatch"), "{template}");
     }
@@ -221,7 +252,8 @@ fn the_links_of_the_templates_lead_to_headings_of_the_guides() {
         let readme = file_of(&template, "README.md");
         let links = readme.split("https://docs.rs/lambda-lock/latest/lambda_lock/docs/").skip(1);
         let links: Vec<_> = links.map(|rest| rest.split_whitespace().next().unwrap()).collect();
-        assert!(links.iter().any(|link| link.starts_with("recipes/")), "{template} has no recipe: {links:?}");
+        let start = if template == OF_OPERATORS { "operate/runbook/" } else { "recipes/" };
+        assert!(links.iter().any(|link| link.starts_with(start)), "{template} has no link to {start}: {links:?}");
         for link in links {
             let (page, heading) = link.split_once("/index.html").unwrap_or_else(|| panic!("{template}: {link}"));
             let guide = fs::read_to_string(guides.join(page).with_extension("md")).unwrap();
