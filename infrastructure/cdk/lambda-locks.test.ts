@@ -12,7 +12,17 @@ import * as sns from "aws-cdk-lib/aws-sns";
 import * as sqs from "aws-cdk-lib/aws-sqs";
 import { Construct } from "constructs";
 import { LambdaLocks, type LambdaLocksProps, type LockGrants } from "./lambda-locks.ts";
-import { dashboard, definition, expectedWidgets, resolved, template, widget, type Json } from "./template.ts";
+import {
+  dashboard,
+  definition,
+  expectedWidgets,
+  holders,
+  resolved,
+  template,
+  widget,
+  withoutEndpoint,
+  type Json,
+} from "./template.ts";
 
 function stack(props?: LambdaLocksProps) {
   const stack = new Stack(new App(), "stack");
@@ -316,6 +326,15 @@ test("the dashboard has widgets of template.yaml, in their order", () => {
   assert.equal(made.widgets.length, 12);
   const widgets: Json[] = made.widgets.map(widget);
   assert.deepEqual(widgets, expectedWidgets(widgets.map(({ title }) => title)));
+});
+
+test("the dashboard has the widget of the holders if its function is given", () => {
+  const { locks, fn, synthesised } = stack();
+  locks.addDashboard([fn], undefined, fn);
+  const body = only(synthesised().findResources("AWS::CloudWatch::Dashboard")).Properties.DashboardBody;
+  assert.match(JSON.stringify(body), /"endpoint\\":\\"",{"Fn::GetAtt":\["Report\w*","Arn"]}/);
+  const { x, y, ...made } = JSON.parse(text(body)).widgets.at(-1);
+  assert.deepEqual(withoutEndpoint(made), withoutEndpoint(holders));
 });
 
 test("the widgets of template.yaml fill the rows of the dashboard", () => {

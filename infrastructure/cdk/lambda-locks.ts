@@ -324,8 +324,11 @@ export class LambdaLocks extends Construct {
     return alarm;
   }
 
-  /** A dashboard of the locks of these functions. It needs the metrics, as `addAlarms` does. */
-  addDashboard(functions: lambda.IFunction[], dashboardName?: string): cloudwatch.Dashboard {
+  /**
+   * A dashboard of the locks of these functions. It needs the metrics, as `addAlarms` does. `holders` is a function of the
+   * template `holders`, a widget that shows who holds which keys, and frees a key.
+   */
+  addDashboard(functions: lambda.IFunction[], dashboardName?: string, holders?: lambda.IFunction): cloudwatch.Dashboard {
     if (functions.length === 0) {
       throw new Error("addDashboard needs at least one function");
     }
@@ -409,6 +412,18 @@ export class LambdaLocks extends Construct {
           }),
       ),
     );
+    if (holders) {
+      dashboard.addWidgets(
+        new cloudwatch.CustomWidget({
+          title: "Holders of locks",
+          functionArn: holders.functionArn,
+          updateOnResize: false,
+          updateOnTimeRangeChange: false,
+          width: 24,
+          height: 12,
+        }),
+      );
+    }
     return dashboard;
   }
 

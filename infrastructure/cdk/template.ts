@@ -89,8 +89,17 @@ export const dashboard: Json = JSON.parse(
       variables[variable]["Fn::Sub"].replace(/\(.*\)/s, '(\\"FUNCTIONS\\")'),
     )
     .replaceAll("${NightlyReport}", "FUNCTIONS")
+    .replace("${Holders}", "")
     .replaceAll("${!", "${"),
 );
+
+/** The widget of the holders, which stands in place of `Holders`, after a comma. */
+export const holders: Json = JSON.parse(variables.Holders["Fn::If"][1]["Fn::Sub"].replace(",", ""));
+
+/** A custom widget without the ARN of its function. */
+export function withoutEndpoint({ properties: { endpoint, ...properties }, ...rest }: Json): Json {
+  return { ...rest, properties };
+}
 
 /** A widget's title, its axes and its metrics: each an expression or the names of a metric, its statistic and its label. */
 export function widget({ properties: { title, yAxis, metrics, stat } }: Json): Json {

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { parse } from "@cdktf/hcl2json";
-import { dashboard, expectedWidgets, resolved, template, type Json } from "./template.ts";
+import { dashboard, expectedWidgets, holders, resolved, template, withoutEndpoint, type Json } from "./template.ts";
 
 const read = (file: string): Promise<Json> =>
   parse(file, readFileSync(new URL(`../terraform/${file}`, import.meta.url), "utf8"));
@@ -88,4 +88,9 @@ test("the Terraform dashboard has widgets of template.yaml, in their order", () 
   assert.deepEqual(made, expectedWidgets(made.map(({ title }: Json) => title)));
   const [{ dashboard_body: body }] = drawn.resource.aws_cloudwatch_dashboard.locks;
   assert.ok(body.includes(`start = "${dashboard.start}"`));
+});
+
+test("the widget of the holders that the Terraform module is tested with is that of template.yaml", () => {
+  const tested = JSON.parse(readFileSync(new URL("../terraform/tests/holders.json", import.meta.url), "utf8"));
+  assert.deepEqual(withoutEndpoint(tested), withoutEndpoint(holders));
 });

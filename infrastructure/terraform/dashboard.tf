@@ -89,6 +89,20 @@ locals {
   # The quotation marks are those of the search.
   names = join(" OR ", [for name in keys(var.functions) : "\"${name}\""])
 
+  # The widget of the template `holders` is below the graphs.
+  holders = [
+    for arn in compact([var.holders_function_arn]) : {
+      type   = "custom"
+      width  = 24
+      height = 12
+      properties = {
+        title    = "Holders of locks"
+        endpoint = arn
+        updateOn = { refresh = true, resize = false, timeRange = false }
+      }
+    }
+  ]
+
   widgets = [
     for graph in local.graphs : {
       type   = "metric"
@@ -115,7 +129,7 @@ resource "aws_cloudwatch_dashboard" "locks" {
 
   dashboard_name = var.dashboard_name
   # A function that runs once a day is in the last day.
-  dashboard_body = jsonencode({ start = "-P1D", widgets = local.widgets })
+  dashboard_body = jsonencode({ start = "-P1D", widgets = concat(local.widgets, local.holders) })
 
   lifecycle {
     precondition {

@@ -79,3 +79,9 @@ variable "dashboard_name" {
   type        = string
   default     = null
 }
+
+variable "holders_function_arn" {
+  description = "ARN of a function of the template `holders`, whose widget the dashboard shows below the graphs"
+  type        = string
+  default     = null
+}

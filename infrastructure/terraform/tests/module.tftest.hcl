@@ -124,6 +124,17 @@ run "a_dashboard_searches_the_functions" {
   }
 }
 
+run "a_dashboard_shows_the_widget_of_the_holders" {
+  variables {
+    dashboard_name       = "locks"
+    holders_function_arn = "arn:aws:lambda:us-east-1:123456789012:function:holders"
+  }
+  assert {
+    condition     = [for widget in jsondecode(aws_cloudwatch_dashboard.locks[0].dashboard_body).widgets : widget if widget.type == "custom"] == [jsondecode(file("tests/holders.json"))]
+    error_message = "the widgets: ${aws_cloudwatch_dashboard.locks[0].dashboard_body}"
+  }
+}
+
 run "a_policy_of_all_keys_is_refused" {
   command = plan
   variables {
