@@ -28,23 +28,23 @@ use crate::panics;
 /// of a partition with the same key. They run one after the other, and lanes run at once. An item without an order is a lane by
 /// itself, but items with the same key in the table are one lane that does not stop.
 ///
-/// | an item | what becomes of it |
+/// | case | what happens to the item |
 /// | --- | --- |
-/// | whose handler returns `Ok` | is done for the [window](Self::window), even if its result cannot be stored |
-/// | that `SqsConsumer::dead_letter_if` has sent to a dead-letter queue | is done, but its row is released |
-/// | whose handler returns an error, panics, or is [unfinished near the end of its lease](#time) | is not done; its row is released, unless the [`Idempotency`] says otherwise |
-/// | that was done before | is done without running |
-/// | that is in progress elsewhere | is not done, unless the consumer [waits](Idempotency::wait) for it: by default, one of a stream or a topic waits until the lease there ends, and one of a queue does not wait |
-/// | that does not parse, or that has no key | is not done |
-/// | that its batch has twice, with the same name | runs once; both share the outcome |
-/// | that has the key of another item of its batch, in the same lane | asks the table when the other one has ended: it is done without running if the other is done, and otherwise runs itself |
-/// | that has the key of another item of its batch, in another lane | may run at the same time, so one of them is in progress elsewhere, as above |
-/// | that was not started [in time](Self::min_remaining_time) | is not done |
-/// | behind an item of its lane that is not done | is not started, so that the lane stays in order; other lanes continue |
-/// | behind a failure, with [`stop_at_first_failure`](Self::stop_at_first_failure) | is not started |
+/// | Its handler returns `Ok`. | It is done for the [window](Self::window), even if its result cannot be stored. |
+/// | `SqsConsumer::dead_letter_if` has sent it to a dead-letter queue. | It is done, but its row is released. |
+/// | Its handler returns an error, panics, or is [unfinished near the end of its lease](#time). | It is not done. Its row is released, unless the [`Idempotency`] says otherwise. |
+/// | It was done before. | It is done without a run. |
+/// | It is in progress elsewhere. | It is not done, unless the consumer [waits](Idempotency::wait) for it. By default, a record of a stream or a topic waits until the lease there ends, and a message of a queue does not wait. |
+/// | It does not parse, or has no key. | It is not done. |
+/// | Its batch has it twice, with the same name. | It runs once, and both share the outcome. |
+/// | Another item of its lane has its key. | It asks the table when the other item has ended. If the other item is done, it is done without a run, and otherwise it runs itself. |
+/// | An item of another lane has its key. | Both may run at the same time, so one of them is in progress elsewhere, as above. |
+/// | [Too little time](Self::min_remaining_time) is left to start it. | It is not done. |
+/// | An item before it in its lane is not done. | It is not started, so that the lane stays in order. Other lanes go on. |
+/// | An item before it is not done, with [`stop_at_first_failure`](Self::stop_at_first_failure). | It is not started. |
 ///
-/// So the outcome of an item does not depend on what shares its batch. For example, an order with quantity 0 becomes a dead
-/// letter, and a corrected one with the same order id is the next message of the batch: it runs.
+/// So the outcome of an item does not depend on the other items of its batch. For example, if an order with quantity 0 becomes
+/// a dead letter, and the next message is the corrected order with the same id, the corrected order runs.
 ///
 /// An item without the id or number that the source gives it cannot be named in the answer. It does not run, and is
 /// answered with an empty name, for which Lambda delivers the whole batch again. Nothing is lost, and items that are done do

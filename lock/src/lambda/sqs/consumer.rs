@@ -56,15 +56,9 @@ use crate::lock::Locks;
 /// - Up to [`concurrency`](Consumer::concurrency) messages run concurrently. In a FIFO queue, the messages of a group
 ///   run in order: after one that returns to the queue, the rest of its group returns as well.
 ///
-/// In a FIFO queue, the messages that return behind a failed one have been received, too. If it fails each time, they
-/// become dead letters with it, and have never run. A `BatchSize` of 1 in the event source mapping prevents that.
-/// `dead_letter_if` prevents it for the errors that it takes: not for a panic, a timeout, or a body that does not parse.
-///
-/// If the process ends, or Lambda delivers the whole batch again for another reason, the deliveries of all its messages
-/// count: finally all of them may be in the dead-letter queue.
-///
-/// With a [key from the body](Consumer::new), a message that came back by a redrive from a dead-letter queue is found,
-/// too. The window must then cover [the redrive](crate::docs::learn::duplicates#sqs).
+/// The guide [SQS in detail](crate::docs::reference::sqs) has the settings of the queue and the mapping, says what happens to the
+/// messages behind a failed one of a [FIFO queue](crate::docs::reference::sqs#message-groups), and which [key and
+/// window](crate::docs::reference::sqs#the-key) also find a message that comes back from a dead-letter queue.
 pub type SqsConsumer<B, E = lambda_runtime::Error, T = (), H = SqsMessage<B>> = Consumer<SqsSource<B>, H, T, E>;
 
 impl<H, B: DeserializeOwned, T, E> SqsConsumer<B, E, T, H> {
