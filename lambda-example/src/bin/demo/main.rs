@@ -16,11 +16,11 @@ mod totals;
 use std::collections::HashMap;
 use std::env;
 use std::fmt::Write as _;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use anstream::{eprintln, println};
+use anstream::{eprintln, print, println};
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
@@ -28,7 +28,7 @@ use lambda_lock::Locks;
 use lambda_lock::embedded::{DynamoDb, Faults, Host, HostBuilder};
 use lambda_runtime::{Config, Context, Error};
 
-use crate::scene::{BOLD, Scene};
+use crate::scene::{BOLD, Scene, count_fences_from};
 
 /// The tour, in its order.
 const SCENES: [&[Scene]; 9] = [
@@ -66,9 +66,10 @@ async fn main() -> ExitCode {
 }
 
 fn usage(scenes: &[&Scene]) -> String {
-    let mut usage = "Usage: cargo run [-- [SCENE] [--pause] [--table NAME]]
+    let mut usage = "Usage: cargo run [-- [SCENE] [--no-pause] [--table NAME]]
 
-SCENE plays this scene only. --pause waits for Enter after each scene.
+SCENE plays this scene only. At a terminal, the tour waits for Enter after each
+scene, unless you give --no-pause.
 --table NAME uses the tables NAME and NAME-data of your AWS account, and creates them.
 "
     .to_owned();
@@ -83,7 +84,7 @@ struct Options {
     help: bool,
     scene: Option<String>,
     table: Option<String>,
-    pause: bool,
+    no_pause: bool,
 }
 
 impl Options {
@@ -93,7 +94,7 @@ impl Options {
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--help" | "-h" => options.help = true,
-                "--pause" => options.pause = true,
+                "--no-pause" => options.no_pause = true,
                 "--table" => options.table = Some(arguments.next()?),
                 name if scenes.iter().any(|scene| scene.name == name) => options.scene = Some(argument),
                 _ => return None,
@@ -118,20 +119,33 @@ impl Options {
         let is_chosen = |scene: &&&Scene| self.scene.as_ref().is_none_or(|name| scene.name == name);
         let chosen: Vec<_> = scenes.iter().filter(is_chosen).collect();
         println!("{BOLD}A tour of lambda-lock{BOLD:#} {place}.");
-        println!("A request {latency}. A fence is shown by its last four digits.");
-        let mut correct = 0;
-        for (number, scene) in chosen.iter().enumerate() {
-            correct += usize::from(scene.play(number + 1, chosen.len(), &cloud).await);
-            if self.pause && number + 1 < chosen.len() {
-                println!("\nPress Enter to go on.");
-                io::stdin().read_line(&mut String::new())?;
+        println!("A request {latency}.");
+        println!("A fence counts microseconds, here from the start of the tour.");
+        count_fences_from(since_epoch_ms(cloud.host().now()) * 1000);
+        let (mut correct, mut played) = (0, 0);
+        for scene in &chosen {
+            if played > 0 && self.leaves()? {
+                break;
             }
+            played += 1;
+            correct += usize::from(scene.play(played, chosen.len(), &cloud).await);
         }
-        let all = chosen.len();
-        println!("\n{BOLD}{correct} of {all} scenes ended as they should.{BOLD:#}");
+        println!("\n{BOLD}{correct} of {played} scenes ended as they should.{BOLD:#}");
         println!("`cargo run -- --help` names the scenes, so that you can play one of them alone.");
         println!("The guides begin at lock/docs/README.md. The functions are in lambda-example.");
-        Ok(correct == all)
+        Ok(correct == played)
+    }
+
+    /// Waits for a key, if somebody is at a terminal, and returns whether it is the one to leave.
+    fn leaves(&self) -> io::Result<bool> {
+        if self.no_pause || !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+            return Ok(false);
+        }
+        print!("\nPress Enter for the next scene, or q and Enter to leave. ");
+        io::Write::flush(&mut io::stdout())?;
+        let mut line = String::new();
+        let is_at_end = io::stdin().read_line(&mut line)? == 0;
+        Ok(is_at_end || line.trim().eq_ignore_ascii_case("q"))
     }
 }
 

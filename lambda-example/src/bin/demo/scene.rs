@@ -1,5 +1,7 @@
 //! A scene of the tour, and how it is shown in 80 columns.
 
+use std::sync::OnceLock;
+
 use anstream::println;
 use anstyle::{AnsiColor, Effects, Style};
 use comfy_table::{ContentArrangement, Table, presets};
@@ -65,9 +67,19 @@ pub(crate) fn table<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
     table
 }
 
-/// The last digits of a fence, which differ.
+/// The clock at the start of the tour, in microseconds, as fences count it.
+static START: OnceLock<u64> = OnceLock::new();
+
+/// Lets fences be counted from now on.
+pub(crate) fn count_fences_from(epoch_us: u64) {
+    START.get_or_init(|| epoch_us);
+}
+
+/// A fence, counted from the start of the tour, so that a reader sees at a glance which of two is larger.
 pub(crate) fn short(fence: u64) -> String {
-    format!("…{:04}", fence % 10_000)
+    let count = fence.saturating_sub(START.get().copied().unwrap_or_default()).to_string();
+    let groups: Vec<_> = count.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(",")
 }
 
 /// Fails the scene unless `holds`.
