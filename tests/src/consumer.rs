@@ -1,23 +1,114 @@
-//! What the histories of queues and of streams share: the handler of one item, and how Lambda waits for an answer.
+//! What the histories of queues and of streams share: what a sender writes, one invocation and its handlers, and how Lambda waits
+//! for an answer.
 
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
+use lambda_lock::Run;
 use lambda_lock::embedded::Host;
+use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
+use crate::history::frame::History;
 use crate::history::stage::millis;
-use crate::idempotency_history::ledger::Execution;
+use crate::idempotency_history::ledger::{Call, Execution, Kept};
 use crate::idempotency_history::{Failure, Then};
 
+/// What a sender writes for a job: in one of so many items, no JSON, and in another one, poison, which always fails.
+pub(crate) fn body_of(job: &str, one_in: u8, random: &mut Rng) -> String {
+    match random.u8(0..one_in) {
+        0 => format!("{{ {job}, which is not JSON"),
+        1 => json!({ "job": job, "poison": true }).to_string(),
+        _ => json!({ "job": job }).to_string(),
+    }
+}
+
+/// The history of a consumer.
+pub(crate) trait Scene: History<Kept = Kept> {
+    /// Checks that no item runs before an earlier one of its lane has ended.
+    fn check_order(&self, name: &str);
+
+    /// Counts an invocation that crashed.
+    fn count_crash(&self);
+}
+
+/// The handlers of one invocation.
+pub(crate) struct Invocation<S> {
+    pub(crate) name: String,
+    pub(crate) scene: Arc<S>,
+    /// Only poison fails.
+    pub(crate) is_good: bool,
+    pub(crate) began: SystemTime,
+    pub(crate) time_left: Duration,
+    random: Mutex<Rng>,
+    /// With the names of the items that ran.
+    pub(crate) calls: Mutex<Vec<(String, Call)>>,
+}
+
+impl<S: Scene> Invocation<S> {
+    pub(crate) fn new(scene: &Arc<S>, name: String, time_left: Duration, is_good: bool, random: Rng) -> Arc<Self> {
+        let (scene, random, began) = (Arc::clone(scene), Mutex::new(random), scene.stage().engine.now());
+        Arc::new(Self { name, scene, is_good, began, time_left, random, calls: Mutex::default() })
+    }
+
+    /// The handler of one item.
+    pub(crate) async fn handle(self: Arc<Self>, item: String, body: Value, run: Run) -> Result<u64, Failure> {
+        let scene = &self.scene;
+        let call =
+            Call::new(&format!("{}, {item}", self.name), run.lock().key().to_owned(), Arc::clone(scene.ledger()));
+        self.calls.lock().unwrap().push((item.clone(), call.clone()));
+        let execution = call.began(&run, self.time_left + scene.stage().largest_step());
+        scene.check_order(&item);
+        work(execution, self.is_good, body["poison"] == true, &self.random).await
+    }
+
+    /// Returns `true` if so much of the time was left, after what the steps of clocks may have taken.
+    pub(crate) fn has_left(&self, left: Duration) -> bool {
+        let stage = self.scene.stage();
+        stage.engine.now() + stage.largest_step() + left < self.began + self.time_left
+    }
+
+    /// Returns `true` if the outcome of each run was stored before its lease ended, which it does a second before the deadline.
+    pub(crate) fn is_in_time(&self) -> bool {
+        self.has_left(Duration::from_millis(1200))
+    }
+
+    /// Returns `true` if there was time to start each item. `min_remaining_time` is another second, and the host's clock drifts. A
+    /// request that is throttled says nothing about its record.
+    pub(crate) fn had_time(&self) -> bool {
+        !self.scene.stage().is_throttled() && self.has_left(Duration::from_millis(2500))
+    }
+
+    /// Waits for an answer as Lambda does: until the deadline, or until the host crashes. Without an answer, the host has
+    /// crashed.
+    pub(crate) async fn wait<A>(
+        &self,
+        host: &Host,
+        answer: impl Future<Output = A>,
+        crash: Option<Duration>,
+    ) -> Option<A> {
+        let mut answer = Box::pin(answer);
+        if let Ok(answer) = timeout(crash.unwrap_or(self.time_left), &mut answer).await {
+            return Some(answer);
+        }
+        host.crash();
+        drop(answer);
+        let ledger = self.scene.ledger();
+        if crash.is_none() {
+            ledger.violated(format!("{} did not answer before its deadline", self.name));
+        }
+        ledger.note(&format!("{} crashed", self.name));
+        self.scene.count_crash();
+        for (_, call) in &*self.calls.lock().unwrap() {
+            call.gone("crashed");
+        }
+        None
+    }
+}
+
 /// Does the work of one item, which takes a while, and fails or panics at times. With `is_good`, only poison fails.
-pub(crate) async fn work(
-    execution: Execution,
-    is_good: bool,
-    is_poison: bool,
-    random: &Mutex<Rng>,
-) -> Result<u64, Failure> {
+async fn work(execution: Execution, is_good: bool, is_poison: bool, random: &Mutex<Rng>) -> Result<u64, Failure> {
     let number = execution.number;
     let (work, fails, panics) = {
         let mut random = random.lock().unwrap();
@@ -39,15 +130,4 @@ pub(crate) async fn work(
     }
     execution.answered();
     Ok(number)
-}
-
-/// Waits for an answer as Lambda does: until the deadline, or until the host crashes. Without an answer, the host has
-/// crashed.
-pub(crate) async fn wait<A>(host: &Host, answer: impl Future<Output = A>, limit: Duration) -> Option<A> {
-    let mut answer = Box::pin(answer);
-    if let Ok(answer) = timeout(limit, &mut answer).await {
-        return Some(answer);
-    }
-    host.crash();
-    None
 }

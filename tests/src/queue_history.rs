@@ -7,7 +7,7 @@ mod mutations;
 mod queue;
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord};
 use fastrand::Rng;
@@ -19,11 +19,11 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
 
-use crate::consumer;
+use crate::consumer::{self, body_of};
 use crate::history::frame::{self, History};
 use crate::history::stage::{Network, Stage, millis};
 use crate::history::{Counted, Mutation, Outcome};
-use crate::idempotency_history::ledger::{Call, Kept, Ledger};
+use crate::idempotency_history::ledger::{Kept, Ledger};
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
@@ -177,11 +177,7 @@ fn messages(random: &mut Rng, key: KeyIs, queue: &'static str) -> Vec<Stored> {
             (earlier.job.clone(), earlier.group.clone(), earlier.body.clone())
         } else {
             let job = format!("job {number}");
-            let body = match random.u8(0..16) {
-                0 => format!("{{ {job}, which is not JSON"),
-                1 => serde_json::json!({ "job": job, "poison": true }).to_string(),
-                _ => serde_json::json!({ "job": job }).to_string(),
-            };
+            let body = body_of(&job, 16, random);
             (job, format!("group {}", random.u8(0..3)), body)
         };
         messages.push(Stored::new(format!("message {number}"), job, queue, group, body));
@@ -207,18 +203,7 @@ struct Function {
     consumer: Consumer,
 }
 
-/// The handlers of one invocation.
-struct Invocation {
-    name: String,
-    scene: Arc<Scene>,
-    /// Only poison fails.
-    is_good: bool,
-    began: SystemTime,
-    time_left: Duration,
-    random: Mutex<Rng>,
-    /// The ids of the messages that ran.
-    calls: Mutex<Vec<(String, Call)>>,
-}
+type Invocation = consumer::Invocation<Scene>;
 
 impl Scene {
     fn function(&self, random: &mut Rng, network: Network) -> Function {
@@ -257,8 +242,10 @@ impl Scene {
     fn stored(&self, id: &str) -> Stored {
         self.queue.messages().into_iter().find(|message| message.id == id).unwrap()
     }
+}
 
-    /// Whether all messages before a message in its group have ended.
+impl consumer::Scene for Scene {
+    /// All messages before a message in its group have ended.
     fn check_order(&self, id: &str) {
         if !self.queue.is_fifo {
             return;
@@ -270,6 +257,10 @@ impl Scene {
                 self.ledger.violated(format!("{id} was begun out of order: before {}", earlier.id));
             }
         }
+    }
+
+    fn count_crash(&self) {
+        self.count(|counts| counts.invocations_crashed += 1);
     }
 }
 
@@ -298,15 +289,11 @@ impl Function {
     /// continues.
     async fn invoke(&self, invocation: &Arc<Invocation>, messages: Vec<SqsRecord>, crash: Option<Duration>) -> bool {
         let answer = self.answer(invocation, messages.clone());
-        if let Some(answer) = consumer::wait(&self.host, answer, crash.unwrap_or(invocation.time_left)).await {
-            invocation.answered(&messages, &answer);
-            return true;
+        let answer = invocation.wait(&self.host, answer, crash).await;
+        if let Some(answer) = &answer {
+            invocation.answered(&messages, answer);
         }
-        if crash.is_none() {
-            invocation.scene.ledger.violated(format!("{} did not answer before its deadline", invocation.name));
-        }
-        invocation.crashed();
-        false
+        answer.is_some()
     }
 
     async fn answer(&self, invocation: &Arc<Invocation>, messages: Vec<SqsRecord>) -> SqsBatchResponse {
@@ -319,7 +306,10 @@ impl Function {
         let event = invocation_with(&self.host, batch.clone(), invocation.time_left);
         let handler = service_fn({
             let invocation = Arc::clone(invocation);
-            move |message: Handled| Arc::clone(&invocation).handle(message)
+            move |WithRun { input, run, .. }: Handled| {
+                let id = input.message_id().unwrap().to_owned();
+                Arc::clone(&invocation).handle(id, input.body, run)
+            }
         });
         let mut answer = self.consumer.layer(handler).call(event).await.unwrap_or_else(|_| {
             // Lambda takes a failed invocation as the failure of each message.
@@ -334,35 +324,13 @@ impl Function {
 }
 
 impl Invocation {
-    fn new(scene: &Arc<Scene>, name: String, time_left: Duration, is_good: bool, random: Rng) -> Arc<Self> {
-        let (scene, random, began) = (Arc::clone(scene), Mutex::new(random), scene.stage.engine.now());
-        Arc::new(Self { name, scene, is_good, began, time_left, random, calls: Mutex::default() })
-    }
-
-    /// The handler of one message.
-    async fn handle(self: Arc<Self>, WithRun { input: message, run, .. }: Handled) -> Result<u64, Failure> {
-        let id = message.message_id().unwrap().to_owned();
-        let name = format!("{}, {id}", self.name);
-        let call = Call::new(&name, run.lock().key().to_owned(), Arc::clone(&self.scene.ledger));
-        self.calls.lock().unwrap().push((id.clone(), call.clone()));
-        let execution = call.began(&run, self.time_left + self.scene.stage.largest_step());
-        self.scene.check_order(&id);
-        consumer::work(execution, self.is_good, message.body["poison"] == true, &self.random).await
-    }
-
     /// Lambda received the answer, and applies it to the messages.
     fn answered(&self, messages: &[SqsRecord], answer: &SqsBatchResponse) {
         let Scene { ledger, queue, stage, key, .. } = &*self.scene;
+        let (is_in_time, had_time) = (self.is_in_time(), self.had_time());
         let reported: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
         ledger.note(&format!("{} reports {reported:?}", self.name));
         let calls = self.calls.lock().unwrap();
-        let (now, step) = (stage.engine.now(), stage.largest_step());
-        // A message goes back if its lease ends before its outcome is stored. Leases end a second before the deadline.
-        let is_in_time = now + step + Duration::from_millis(1200) < self.began + self.time_left;
-        // `min_remaining_time` is another second, and the host's clock drifts. A request that is throttled says nothing
-        // about its record.
-        let all_had_time =
-            !stage.is_throttled() && now + step + Duration::from_millis(2500) < self.began + self.time_left;
         for message in messages {
             let id = message.message_id.as_ref().unwrap();
             let record = key.of(&self.scene.stored(id));
@@ -376,7 +344,7 @@ impl Invocation {
                 (true, Some(true)) if is_in_time => "was reported but is done",
                 (true, None)
                     if self.is_good
-                        && all_had_time
+                        && had_time
                         && none_ran
                         && self.was_done_before(messages, &reported, id, &record) =>
                 {
@@ -393,7 +361,7 @@ impl Invocation {
             });
         }
         self.scene.count(|counts| counts.batches += 1);
-        queue.settle(now, messages, answer);
+        queue.settle(stage.engine.now(), messages, answer);
     }
 
     /// Whether a message of this record needs no run: its result was stored before the invocation began, and it did not
@@ -407,13 +375,5 @@ impl Invocation {
         let goes_back = |earlier: &Stored| earlier.group == stored[first].group && reported.contains(&&earlier.id);
         let is_held_back = queue.is_fifo && stored[..first].iter().any(goes_back);
         !is_held_back && ledger.was_completed(record, self.began)
-    }
-
-    fn crashed(&self) {
-        self.scene.ledger.note(&format!("{} crashed", self.name));
-        self.scene.count(|counts| counts.invocations_crashed += 1);
-        for (_, call) in &*self.calls.lock().unwrap() {
-            call.gone("crashed");
-        }
     }
 }

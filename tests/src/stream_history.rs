@@ -8,13 +8,13 @@ mod mutations;
 mod shard;
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_lambda_events::kinesis::KinesisEvent;
 use aws_lambda_events::streams::KinesisEventResponse;
 use fastrand::Rng;
 use lambda_lock::embedded::Host;
-use lambda_lock::idempotency::{OnMissingKey, Run};
+use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::kafka::{KafkaConsumer, KafkaRecord};
 use lambda_lock::lambda::Source;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
@@ -23,11 +23,11 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
 
-use crate::consumer;
+use crate::consumer::{self, body_of};
 use crate::history::frame::{self, History};
 use crate::history::stage::{Network, Stage, millis};
 use crate::history::{Counted, Mutation, Outcome};
-use crate::idempotency_history::ledger::{Call, Kept, Ledger};
+use crate::idempotency_history::ledger::{Kept, Ledger};
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
@@ -192,11 +192,7 @@ fn records(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
             (earlier.job.clone(), partition_key, earlier.data.clone())
         } else {
             let job = format!("job {number}");
-            let data = match random.u8(0..20) {
-                0 => format!("{{ {job}, which is not JSON"),
-                1 => serde_json::json!({ "job": job, "poison": true }).to_string(),
-                _ => serde_json::json!({ "job": job }).to_string(),
-            };
+            let data = body_of(&job, 20, random);
             (job, partition_key, data)
         };
         records.push(Stored { number: (1000 + number).to_string(), job, partition_key, data, line: 0 });
@@ -222,18 +218,7 @@ struct Function {
     consumer: Consumer,
 }
 
-/// The handlers of one invocation.
-struct Invocation {
-    name: String,
-    scene: Arc<Scene>,
-    /// Only poison fails.
-    is_good: bool,
-    began: SystemTime,
-    time_left: Duration,
-    random: Mutex<Rng>,
-    /// With the numbers of their records.
-    calls: Mutex<Vec<(String, Call)>>,
-}
+type Invocation = consumer::Invocation<Scene>;
 
 impl Scene {
     fn function(&self, random: &mut Rng, network: Network) -> Function {
@@ -319,8 +304,10 @@ impl Scene {
     fn stored(&self, number: &str) -> &Stored {
         self.shard.records.iter().find(|record| record.number == number).unwrap()
     }
+}
 
-    /// Whether all records before a record with its partition key are done or given up.
+impl consumer::Scene for Scene {
+    /// All records before a record with its partition key are done or given up.
     fn check_order(&self, number: &str) {
         let (records, record) = (&self.shard.records, self.stored(number));
         for (index, earlier) in records.iter().enumerate().take_while(|(_, earlier)| earlier.number != number) {
@@ -329,6 +316,10 @@ impl Scene {
                 self.ledger.violated(format!("{number} was begun out of order: before {}", earlier.number));
             }
         }
+    }
+
+    fn count_crash(&self) {
+        self.count(|counts| counts.invocations_crashed += 1);
     }
 }
 
@@ -372,16 +363,9 @@ impl Function {
         deliveries: &[Delivery],
         crash: Option<Duration>,
     ) -> Option<Vec<Option<usize>>> {
-        let limit = crash.unwrap_or(invocation.time_left);
-        if let Some(answers) = consumer::wait(&self.host, self.answers(invocation, deliveries), limit).await {
-            let answered = deliveries.iter().zip(&answers);
-            return Some(answered.map(|(delivery, answer)| invocation.answered(delivery, answer)).collect());
-        }
-        if crash.is_none() {
-            invocation.scene.ledger.violated(format!("{} did not answer before its deadline", invocation.name));
-        }
-        invocation.crashed();
-        None
+        let answers = invocation.wait(&self.host, self.answers(invocation, deliveries), crash).await?;
+        let answered = deliveries.iter().zip(&answers);
+        Some(answered.map(|(delivery, answer)| invocation.answered(delivery, answer)).collect())
     }
 
     /// Returns the answer to each delivery.
@@ -404,6 +388,7 @@ impl Function {
                 let event = invocation_with(&self.host, batches[0].clone(), invocation.time_left);
                 let handler = service_fn(move |WithRun { input, run, .. }: WithRun<KinesisRecord<Value>>| {
                     let number = input.sequence_number().unwrap().to_owned();
+                    invoked.check_stop(&number);
                     Arc::clone(&invoked).handle(number, input.body, run)
                 });
                 // Lambda delivers the whole batch of a failed invocation again.
@@ -415,7 +400,9 @@ impl Function {
                 let partitions = deliveries.iter().map(|delivery| delivery.line).zip(&batches);
                 let event = invocation_with(&self.host, kafka_event(partitions), invocation.time_left);
                 let handler = service_fn(move |WithRun { input, run, .. }: WithRun<KafkaRecord<Value>>| {
-                    Arc::clone(&invoked).handle(input.offset.to_string(), input.body, run)
+                    let number = input.offset.to_string();
+                    invoked.check_stop(&number);
+                    Arc::clone(&invoked).handle(number, input.body, run)
                 });
                 let Ok(answer) = consumer.layer(handler).call(event).await else {
                     let first = |batch: &KinesisEvent| {
@@ -452,22 +439,6 @@ fn again(numbers: impl Iterator<Item = String>) -> KinesisEventResponse {
 }
 
 impl Invocation {
-    fn new(scene: &Arc<Scene>, name: String, time_left: Duration, is_good: bool, random: Rng) -> Arc<Self> {
-        let (scene, random, began) = (Arc::clone(scene), Mutex::new(random), scene.stage.engine.now());
-        Arc::new(Self { name, scene, is_good, began, time_left, random, calls: Mutex::default() })
-    }
-
-    /// The handler of one record.
-    async fn handle(self: Arc<Self>, number: String, body: Value, run: Run) -> Result<u64, Failure> {
-        let name = format!("{}, {number}", self.name);
-        let call = Call::new(&name, run.lock().key().to_owned(), Arc::clone(&self.scene.ledger));
-        self.check_stop(&number);
-        self.calls.lock().unwrap().push((number.clone(), call.clone()));
-        let execution = call.began(&run, self.time_left + self.scene.stage.largest_step());
-        self.scene.check_order(&number);
-        consumer::work(execution, self.is_good, body["poison"] == true, &self.random).await
-    }
-
     /// Checks that no call of this invocation has failed, if the consumer stops at its first failure. With one lane at
     /// a time, all earlier calls have ended.
     fn check_stop(&self, number: &str) {
@@ -481,7 +452,7 @@ impl Invocation {
     /// Lambda received the answer. Returns how many records at the start of the batch are done, or `None` if the batch
     /// failed as a whole.
     fn answered(&self, delivery: &Delivery, answer: &KinesisEventResponse) -> Option<usize> {
-        let Scene { ledger, stage, key, of, shard, .. } = &*self.scene;
+        let Scene { ledger, key, of, shard, .. } = &*self.scene;
         let named: Vec<_> =
             answer.batch_item_failures.iter().map(|failure| failure.item_identifier.as_deref().unwrap()).collect();
         ledger.note(&format!("{} names {named:?}", self.name));
@@ -496,14 +467,8 @@ impl Invocation {
         };
         let done = settled.unwrap_or_default();
         let calls = self.calls.lock().unwrap();
-        let (now, step) = (stage.engine.now(), stage.largest_step());
-        // A record fails if its lease ends before its outcome is stored. Leases end a second before the deadline.
-        let is_in_time = now + step + Duration::from_millis(1200) < self.began + self.time_left;
-        // `min_remaining_time` is another second, and the host's clock drifts. A request that is throttled says nothing
-        // about its record.
-        let all_had_time =
-            !stage.is_throttled() && now + step + Duration::from_millis(2500) < self.began + self.time_left;
-        let all_start = all_had_time && !self.scene.stops_at_first_failure;
+        let is_in_time = self.is_in_time();
+        let all_start = self.had_time() && !self.scene.stops_at_first_failure;
         for (position, record) in records.iter().enumerate().take(done + 1) {
             let row = key.of(*of, record);
             // Each twin has its own outcome.
@@ -528,13 +493,5 @@ impl Invocation {
         }
         self.scene.count(|counts| counts.batches += 1);
         settled
-    }
-
-    fn crashed(&self) {
-        self.scene.ledger.note(&format!("{} crashed", self.name));
-        self.scene.count(|counts| counts.invocations_crashed += 1);
-        for (_, call) in &*self.calls.lock().unwrap() {
-            call.gone("crashed");
-        }
     }
 }
