@@ -33,8 +33,9 @@ use std::num::NonZero;
 use std::panic::resume_unwind;
 use std::sync::Mutex;
 use std::thread;
+use std::time::Duration;
 
-use lambda_lock::Idempotency;
+use lambda_lock::{Error, Idempotency};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
@@ -46,6 +47,20 @@ pub use world::{Row, World, engine_with_latency};
 #[must_use]
 pub fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
+}
+
+/// So many milliseconds.
+#[must_use]
+pub const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Asserts that the text of an error has all these parts.
+#[track_caller]
+pub fn assert_contains(error: &Error, parts: &[&str]) {
+    for part in parts {
+        assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
+    }
 }
 
 /// Begins a run, calls `begun` in it, and drops the run.

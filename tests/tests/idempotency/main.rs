@@ -34,7 +34,8 @@ use lambda_lock::embedded::Host;
 use lambda_lock::idempotency::{OnMissingKey, RecordFormat, StoredError};
 use lambda_lock::{Backoff, Error, HandlerError, Idempotency, Locks, OnError, OnUnfinished, Run, Wait};
 use lambda_lock_tests::invocation::{Counter, millis};
-use lambda_lock_tests::{Row, World, drop_midway};
+use lambda_lock_tests::rows::text;
+use lambda_lock_tests::{Row, World, drop_midway, ms};
 use lambda_runtime::Diagnostic;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -52,10 +53,6 @@ const AFTER_THE_WINDOW: Duration = WINDOW.saturating_add(Duration::from_secs(2))
 
 /// A timeout that no test reaches unless it hangs.
 const TOO_LONG: Duration = Duration::from_secs(30);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// The input of a run.
 #[derive(Clone, Debug)]
@@ -133,10 +130,6 @@ async fn environment() -> (World, Host, Locks) {
 /// Locks of another environment, at this time from now: its clock is ahead.
 fn later(world: &World, by: Duration) -> Locks {
     world.locks(&world.host().later(by).build()).holder("another environment").build().unwrap()
-}
-
-fn text(value: &str) -> AttributeValue {
-    AttributeValue::S(value.to_owned())
 }
 
 fn number(value: impl Into<i128>) -> AttributeValue {

@@ -8,20 +8,11 @@ use aws_sdk_dynamodb::types::{
 };
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Attempt, ErrorKind, Locks, Wait};
-use lambda_lock_tests::rows::{Verdict, any_row, verdict};
+use lambda_lock_tests::rows::{Verdict, any_row, number, text, verdict};
 use lambda_lock_tests::{Row, World};
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
-
-fn text(value: &str) -> AttributeValue {
-    AttributeValue::S(value.to_owned())
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "`map` passes values")]
-fn number(value: impl ToString) -> AttributeValue {
-    AttributeValue::N(value.to_string())
-}
 
 /// Seconds since the epoch.
 fn seconds(time: SystemTime) -> u64 {

@@ -30,6 +30,7 @@ use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::lambda::SqsMessage;
 use lambda_lock::{Backoff, Error, HandlerError, Idempotency, Jitter, Locks, LocksBuilder, SqsConsumer, Wait};
 use lambda_lock_tests::invocation::invocation_with;
+use lambda_lock_tests::ms;
 use lambda_runtime::Diagnostic;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
@@ -38,10 +39,6 @@ use crate::recorder::Metrics;
 use crate::traces::Traces;
 
 const TABLE: &str = "locks";
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
