@@ -6,9 +6,10 @@ use futures_util::FutureExt;
 use lambda_lock_tests::invocation::{AtOnce, invocation};
 use lambda_lock_tests::till::{Declined, Paid};
 use tokio::task::yield_now;
+use tokio::time::sleep;
 use tower::service_fn;
 
-use crate::{PER_REFUSAL, PER_RUN, Plain, Tested, answer, deliver, deliver_texts, environment, payment};
+use crate::{PER_REFUSAL, PER_RUN, Plain, Tested, answer, deliver, deliver_texts, environment, ms, payment};
 
 pub(crate) async fn the_items_of_a_lane_run_in_order<S: Tested>() {
     let (_world, host, consumer, _) = environment::<S>().await;
@@ -49,15 +50,43 @@ pub(crate) async fn a_lane_stops_at_its_first_item_that_is_not_done<S: Tested>()
 }
 
 pub(crate) async fn no_item_starts_after_a_failure_if_the_consumer_stops_there<S: Tested>() {
-    for failing in ["Declined", "Panic"] {
+    for (failing, ran) in [("Declined", &["1", "4", "2"][..]), ("Panic", &["1", "4", "2"]), ("unreadable", &["1", "4"])]
+    {
         let (_world, host, consumer, till) = environment::<S>().await;
         let consumer = consumer.concurrency(1).stop_at_first_failure();
         let payments = [("a", "Done"), ("b", failing), ("c", "Done"), ("a", "Done")];
         assert_eq!(deliver(&consumer, &host, &till, &payments).await, S::named(["2", "3"]));
         // The lane of `a` was first.
-        assert_eq!(till.ran(), ["1", "4", "2"]);
-        assert_eq!(host.requests(), 6);
+        assert_eq!(till.ran(), ran);
+        assert_eq!(host.requests(), PER_RUN * ran.len() as u64);
     }
+}
+
+pub(crate) async fn items_that_are_running_at_a_failure_finish<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    let consumer = consumer.concurrency(2).stop_at_first_failure();
+    let payments = S::event(&[("a", "Declined"), ("b", "Done"), ("b", "Done"), ("c", "Done")]);
+    let handler = service_fn({
+        let (till, host) = (till.clone(), host.clone());
+        move |item: S::Item| {
+            let (till, host) = (till.clone(), host.clone());
+            async move {
+                if item.name() == "2" {
+                    // Until the first item has been released.
+                    while host.requests() < 3 {
+                        yield_now().await;
+                    }
+                    sleep(ms(100)).await;
+                }
+                till.pay(item).await
+            }
+        }
+    });
+    let not_done = answer(&consumer, handler, invocation(&host, payments)).await.unwrap();
+    assert_eq!(not_done, S::named(["1", "3", "4"]));
+    assert_eq!(till.ran(), ["1", "2"]);
+    let again = [("a", "Done"), ("b", "Panic"), ("b", "Done"), ("c", "Done")];
+    assert!(deliver(&consumer, &host, &till, &again).await.is_empty(), "the second item was done");
 }
 
 pub(crate) async fn an_item_that_was_done_before_stops_nothing<S: Tested>() {

@@ -24,21 +24,23 @@ use lambda_lock::kafka::{KafkaEvent, KafkaEventResponse, KafkaSource};
 use lambda_lock::lambda::{Consumer, Source, SqsSource};
 use lambda_lock::streams::{KinesisRecord, StreamSource};
 use lambda_lock::{Idempotency, Lock, Locks};
-use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
 use lambda_lock_tests::till::{Declined, Paid, Payment, Then, Till};
+use lambda_lock_tests::{World, ms};
 use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::json;
 use tokio::time::timeout;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// Runs each rule for a queue, a stream and a topic, but the last ones not for a queue.
+/// Runs each rule for a queue, a stream and a topic, but the last ones for a queue only, or not for a queue.
 macro_rules! rules {
     (
         every consumer [$($file:ident { $($rule:ident)* })*]
-        not a queue, because $reason:literal [$($partly:ident { $($partial:ident)* })*]
+        $reason:literal
+        only a queue [$($of_queue:ident { $($queued:ident)* })*]
+        not a queue [$($partly:ident { $($partial:ident)* })*]
     ) => {
-        rules! { @mod queue super::Queue: $($($file $rule)*)* }
+        rules! { @mod queue super::Queue: $($($file $rule)*)* $($($of_queue $queued)*)* }
         rules! { @mod stream super::Stream: $($($file $rule)*)* $($($partly $partial)*)* }
         rules! { @mod topic super::Topic: $($($file $rule)*)* $($($partly $partial)*)* }
     };
@@ -76,6 +78,13 @@ rules! {
             items_not_started_near_the_deadline_are_not_done_and_send_nothing
             nothing_runs_past_the_deadline
             a_silent_table_does_not_delay_the_answer_past_the_deadline
+            leases_end_a_second_or_a_quarter_of_the_time_before_the_deadline
+            items_without_a_deadline_have_the_default_lease
+            min_remaining_time_sets_when_no_item_is_started
+            a_timeout_below_min_remaining_time_still_runs_items
+            work_that_released_its_record_outlives_the_lease
+            a_batch_that_is_cut_off_names_the_answer_as_the_reason
+            items_wait_within_their_leases_for_the_times_of_a_rate
         }
         in_progress {
             an_item_in_progress_elsewhere_stops_its_lane_until_it_can_run
@@ -99,6 +108,7 @@ rules! {
             a_lane_stops_at_its_first_item_that_is_not_done
             an_unreadable_item_stops_its_lane
             no_item_starts_after_a_failure_if_the_consumer_stops_there
+            items_that_are_running_at_a_failure_finish
             an_item_that_was_done_before_stops_nothing
             twins_in_a_lane_run_once_at_the_place_of_the_first
             concurrency_limits_lanes_to_ten_by_default_and_to_one_at_least
@@ -106,10 +116,15 @@ rules! {
         log {
             the_log_names_a_failed_item_and_does_not_show_its_content
             an_item_in_progress_elsewhere_is_logged_once_at_info
+            the_log_shows_the_type_of_an_error_if_it_has_a_name
+            items_without_time_are_one_line
+            an_item_behind_a_failure_does_not_count_as_without_time
         }
         panics {
             a_panic_in_the_parser_or_the_key_fails_one_item
             a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_item
+            a_panic_in_the_conversion_of_an_error_fails_one_item
+            an_item_whose_handler_panics_in_its_clone_is_logged
             a_panic_in_the_clone_of_the_handler_keeps_the_items_that_are_done
             a_panic_in_the_clone_of_the_handler_fails_its_lane
         }
@@ -121,12 +136,24 @@ rules! {
             a_parser_of_its_own_reads_what_is_not_json
             a_handler_of_with_run_gets_the_fence
             an_item_of_a_handler_that_is_not_ready_can_run_again_at_once
+            a_handler_need_not_be_sync
         }
     ]
-    not a queue, because "SQS delivers a message again by itself, so its consumer does not wait unless it is told to" [
+    "SQS delivers a message again by itself, so its consumer does not wait for one in progress unless it is told to"
+    only a queue [
+        in_progress {
+            by_default_an_item_in_progress_elsewhere_goes_back_at_once
+        }
+    ]
+    not a queue [
         in_progress {
             by_default_the_consumer_waits_for_an_item_in_progress_elsewhere
             by_default_the_consumer_waits_no_longer_than_the_leases_of_its_batch
+            an_item_that_waited_does_not_start_after_a_failure
+            an_item_without_time_after_its_wait_does_not_start
+            lanes_that_wait_hold_up_no_other_lane
+            no_more_lanes_wait_at_once_than_run
+            a_lane_that_waited_starts_with_its_whole_lease
         }
     ]
 }
@@ -141,10 +168,6 @@ const AFTER_THE_LEASE: Duration = Duration::from_secs(32);
 const PER_RUN: u64 = 2;
 /// An item that is done, or in progress elsewhere, sends only the first of them.
 const PER_REFUSAL: u64 = 1;
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// A FIFO queue, whose lanes are its groups.
 type Queue = SqsSource<Payment>;
@@ -368,7 +391,7 @@ where
 }
 
 /// A key that is the id of the payment.
-fn by_payment<I: Paid, T>(locks: &Locks) -> Idempotency<I, T, Declined> {
+fn by_payment<I: Paid, T, E>(locks: &Locks) -> Idempotency<I, T, E> {
     Idempotency::new(locks.clone(), OnMissingKey::Reject, |item: &I| Some(item.payment().id.clone()))
 }
 

@@ -8,10 +8,13 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use lambda_lock::Idempotency;
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock_tests::invocation::{Counter, invocation};
+use lambda_lock::lambda::Consumer;
+use lambda_lock_tests::invocation::{Counter, invocation, keep_log};
 use lambda_lock_tests::till::{Declined, Paid, Then, Till};
+use lambda_runtime::Diagnostic;
 use tower::{Service, service_fn};
 
+use crate::log::the_line;
 use crate::{Plain, Tested, answer, by_payment, deliver_texts, environment, payment, row_of};
 
 pub(crate) async fn a_panic_in_the_parser_or_the_key_fails_one_item<S: Tested>() {
@@ -46,6 +49,37 @@ pub(crate) async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_
     let not_done = answer(&Plain::<S>::new(once), handler, invocation(&host, event)).await.unwrap();
     assert_eq!(not_done, S::named(["2", "3"]));
     assert!(world.row(&row_of::<S>("4")).await.is_some());
+}
+
+/// An error whose conversion panics.
+#[derive(Debug)]
+struct Unconvertible;
+
+impl From<Unconvertible> for Diagnostic {
+    fn from(_: Unconvertible) -> Self {
+        panic!("in the conversion")
+    }
+}
+
+pub(crate) async fn a_panic_in_the_conversion_of_an_error_fails_one_item<S: Tested>() {
+    keep_log();
+    let (world, host, _, _) = environment::<S>().await;
+    let locks = world.locks(&host).build().unwrap();
+    let consumer = Consumer::<S, S::Item, (), Unconvertible>::new(by_payment(&locks)).concurrency(1);
+    let ran = Counter::default();
+    let handler = service_fn({
+        let ran = ran.clone();
+        move |item: S::Item| {
+            ran.count();
+            ready(if item.payment().then == Then::Done { Ok(()) } else { Err(Unconvertible) })
+        }
+    });
+    let name = format!("unconvertible-in-{}", world.table);
+    let event = S::event_from(&name, &[("a", "Done"), ("b", "Declined"), ("c", "Done")]);
+    assert_eq!(answer(&consumer, handler, invocation(&host, event)).await.unwrap(), S::named(["2"]));
+    assert_eq!(ran.get(), 3);
+    let line = the_line::<S>(&name, "2");
+    assert!(line.contains("ERROR") && line.contains("panicked"), "{line}");
 }
 
 /// A handler whose clone with this number panics. The consumer clones it for the batch, for each lane and for each item.
@@ -106,4 +140,16 @@ pub(crate) async fn a_panic_in_the_clone_of_the_handler_fails_its_lane<S: Tested
         assert_eq!(answer(&consumer, handler, event).await.unwrap(), S::named(not_done));
         assert_eq!(till.ran(), ran);
     }
+}
+
+pub(crate) async fn an_item_whose_handler_panics_in_its_clone_is_logged<S: Tested>() {
+    /// Those before it are for the batch and the lane.
+    const OF_THE_ITEM: u32 = 3;
+    keep_log();
+    let (world, host, consumer, till) = environment::<S>().await;
+    let name = format!("cloned-in-{}", world.table);
+    let handler = Clones { till, made: Counter::default(), panicking: OF_THE_ITEM };
+    answer(&consumer, handler, invocation(&host, S::event_from(&name, &[("a", "Done")]))).await.unwrap_err();
+    let line = the_line::<S>(&name, "1");
+    assert!(line.contains("ERROR") && line.contains("the handler panicked"), "{line}");
 }

@@ -109,3 +109,13 @@ pub(crate) async fn an_item_of_a_handler_that_is_not_ready_can_run_again_at_once
     assert!(deliver(&consumer, &host, &till, &[("a", "Done")]).await.is_empty());
     assert_eq!(till.ran(), ["1"]);
 }
+
+pub(crate) async fn a_handler_need_not_be_sync<S: Tested>() {
+    let (_world, host, consumer, _) = environment::<S>().await;
+    let count = std::cell::Cell::new(0);
+    let handler = service_fn(move |_: S::Item| {
+        count.set(count.get() + 1);
+        ready(Ok(()))
+    });
+    assert!(answer(&consumer, handler, invocation(&host, S::event(&[("a", "Done")]))).await.unwrap().is_empty());
+}

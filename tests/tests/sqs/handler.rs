@@ -35,14 +35,3 @@ async fn a_handler_gets_the_body_and_the_record_of_a_message() {
     without_body.body = None;
     assert_eq!(got.record, without_body);
 }
-
-#[tokio::test]
-async fn a_handler_need_not_be_sync() {
-    let (_world, host, consumer, _) = environment().await;
-    let count = std::cell::Cell::new(0);
-    let handler = service_fn(move |_: SqsMessage<Payment>| {
-        count.set(count.get() + 1);
-        ready(Ok(()))
-    });
-    assert!(failures(&consumer, handler, invocation(&host, batch([message("1", "Done")]))).await.is_empty());
-}

@@ -6,8 +6,8 @@ use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::lambda::{SqsMessage, event_id};
 use lambda_lock::{Idempotency, SqsConsumer};
+use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation};
-use lambda_lock_tests::{Row, World};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
@@ -140,25 +140,4 @@ async fn similar_groups_and_deduplication_ids_do_not_collide() {
     assert_eq!(till.ran().len(), pairs.len(), "{:?}", till.ran());
     // Characters that need no escape are stored unchanged.
     assert!(world.row(&format!("orders#{FIFO_QUEUE}#customer#42#refund")).await.is_some());
-}
-
-/// For how many seconds a record counts as done after its start.
-fn window_of(row: &Row) -> u64 {
-    let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
-    of("expiration") - of("acquired_at") / 1000
-}
-
-#[tokio::test]
-async fn every_consumer_remembers_a_message_for_longer_than_a_queue_keeps_it() {
-    const DAYS: u64 = 15;
-    let (world, host, by_message_id, till) = environment().await;
-    let locks = world.locks(&host).build().unwrap();
-    let consumers = [(by_message_id, "1"), (SqsConsumer::by_deduplication_id(locks), "group#deduplicated")];
-    for (number, (consumer, key)) in (1..).zip(consumers) {
-        let message = ordered(&number.to_string(), "group", "Done");
-        let message = with_attributes(message, [("MessageDeduplicationId", "deduplicated")]);
-        assert!(deliver(&consumer, &till, &host, [message]).await.is_empty());
-        let window = window_of(&world.row(&format!("orders#{FIFO_QUEUE}#{key}")).await.unwrap());
-        assert!((DAYS * 86_400..DAYS * 86_400 + 10).contains(&window), "{key}: {window}");
-    }
 }

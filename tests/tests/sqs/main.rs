@@ -3,11 +3,9 @@
 mod back_off;
 mod concurrency;
 mod dead_letter;
-mod deadline;
 mod fifo;
 mod handler;
 mod hide;
-mod in_progress;
 mod key;
 mod log;
 mod outcomes;
@@ -23,9 +21,9 @@ use lambda_lock::embedded::Host;
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::lambda::SqsMessage;
 use lambda_lock::{Idempotency, Lock, Locks, SqsConsumer};
-use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
-use lambda_lock_tests::till::{Declined, Payment, Then, Till};
+use lambda_lock_tests::till::{Declined, Payment, Till};
+use lambda_lock_tests::{World, ms};
 use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::json;
 use tokio::time::timeout;
@@ -39,10 +37,6 @@ const TOO_LONG: Duration = Duration::from_mins(1);
 
 /// When every clock shows that the lease of a crashed invocation has ended.
 const AFTER_THE_LEASE: Duration = Duration::from_secs(32);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 type Consumer<T = ()> = SqsConsumer<Payment, Declined, T>;
 

@@ -28,14 +28,3 @@ async fn a_message_beyond_the_rate_comes_back_when_its_time_has_come() {
     assert_eq!(deliver(&consumer, &till, &host, [message("1", "Done"), message("2", "Done")]).await, [""; 0]);
     assert_eq!(till.ran(), ["1", "2"]);
 }
-
-#[tokio::test]
-async fn messages_wait_for_their_time_within_the_lease() {
-    let world = World::new().await;
-    let (world, host, consumer, till) = environment_in(world);
-    let bank = world.locks(&host).build().unwrap().rate("bank-api", 20, Duration::from_secs(1));
-    let consumer = consumer.concurrency(1).at_rate(bank);
-    let messages = ["1", "2", "3"].map(|id| message(id, "Done"));
-    assert_eq!(deliver(&consumer, &till, &host, messages).await, [""; 0]);
-    assert_eq!(till.ran(), ["1", "2", "3"]);
-}

@@ -24,7 +24,6 @@ async fn by_event_id_has_the_stream_the_shard_and_the_number_in_its_key() {
     assert_eq!(deliver(&consumer, &till, &host, records([("a", "Done")])).await, None);
     let row = world.row(&row_of("1")).await.unwrap();
     assert_eq!(row["status"].as_s().unwrap(), "COMPLETED");
-    assert_window(&row, 2 * 86_400);
 }
 
 #[tokio::test]

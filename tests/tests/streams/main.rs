@@ -2,12 +2,10 @@
 
 mod answer;
 mod images;
-mod in_progress;
 mod key;
 mod panics;
 mod parse;
 mod rate;
-mod stop;
 mod windowed;
 
 use std::fmt::Debug;
@@ -18,7 +16,7 @@ use aws_lambda_events::streams::KinesisEventResponse;
 use lambda_lock::embedded::Host;
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
-use lambda_lock::{Idempotency, Lock, Locks};
+use lambda_lock::{Idempotency, Locks};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
 use lambda_lock_tests::till::{Declined, Payment, Till};
@@ -31,10 +29,6 @@ const STREAM: &str = "arn:aws:kinesis:eu-west-1:123456789012:stream/payments";
 
 /// A timeout that no test reaches unless it hangs.
 const TOO_LONG: Duration = Duration::from_mins(1);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 type Consumer<B = Payment, T = ()> = StreamConsumer<KinesisRecord<B>, Declined, T>;
 
@@ -115,11 +109,6 @@ async fn environment() -> (World, Host, Consumer, Till) {
 fn by_payment(locks: &Locks) -> Idempotency<KinesisRecord<Payment>, (), Declined> {
     let key = |record: &KinesisRecord<Payment>| Some(record.body.id.clone());
     Idempotency::new(locks.clone(), OnMissingKey::Reject, key)
-}
-
-/// Makes a record in progress in another environment.
-async fn work_elsewhere(world: &World, number: &str, lease: Duration) -> Lock {
-    world.default_locks().acquire(row_of(number)).lease(lease).await.unwrap()
 }
 
 fn assert_debug_hides(value: &impl Debug, secret: &str) {
