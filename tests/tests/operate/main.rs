@@ -9,6 +9,7 @@ mod first_version;
 mod force_release;
 mod list;
 mod previous_row;
+mod remedies;
 mod runbook;
 mod warm_up;
 
@@ -21,19 +22,12 @@ use aws_sdk_dynamodb::types::{
 use lambda_lock::embedded::{Host, HostBuilder};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Error, Holder, Idempotency, Locks};
-use lambda_lock_tests::{Row, World};
+use lambda_lock_tests::rows::text;
+use lambda_lock_tests::{Row, World, ms};
 use tokio::time::sleep;
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
-}
-
-fn text(value: &str) -> AttributeValue {
-    AttributeValue::S(value.to_owned())
 }
 
 fn number(value: u64) -> AttributeValue {
