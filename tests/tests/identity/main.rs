@@ -11,16 +11,12 @@ use std::time::Duration;
 
 use lambda_lock::embedded::Host;
 use lambda_lock::{Acquire, Locks};
-use lambda_lock_tests::{Row, World};
+use lambda_lock_tests::{Row, World, ms};
 
 const ARN: &str = "arn:aws:states:eu-west-1:123456789012:execution:deploy:1";
 const LEASE: Duration = Duration::from_mins(30);
 /// The default.
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// A new host with its locks.
 fn host(world: &World) -> (Host, Locks) {

@@ -4,35 +4,15 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Data, Lock, Locks, Wait};
+use lambda_lock::{Lock, Locks, Wait};
+use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{LoseAnswers, keep_log, logged};
-use lambda_lock_tests::{Late, World};
 
 use crate::{ARN, CLOCK_SKEW, LEASE, by, host};
 
 async fn checked(host: &Host, lock: &Lock) -> bool {
     let check = TransactWriteItem::builder().condition_check(lock.condition_check().unwrap()).build();
     host.client().transact_write_items().transact_items(check).send().await.is_ok()
-}
-
-#[tokio::test]
-async fn a_second_acquire_of_an_identity_takes_the_lock_over() {
-    let world = World::new().await;
-    let (_, first) = host(&world);
-    let crashed = by(&first, ARN).data("page 7").await.unwrap();
-    let (second, locks) = host(&world);
-    let lock = by(&locks, ARN).await.unwrap();
-    // The refusal shows what to take over.
-    assert_eq!(second.requests(), 2);
-    assert!(lock.fence() > crashed.fence());
-    assert_eq!(lock.data().and_then(Data::as_str), Some("page 7"));
-    assert_ne!(lock.owner(), crashed.owner());
-    for owner in [lock.owner(), crashed.owner()] {
-        assert!(owner.starts_with(&format!("{}#{ARN}#", ARN.len())), "{owner}");
-    }
-    lock.renew(LEASE).await.unwrap();
-    lock.release().await.unwrap();
-    assert!(crashed.release().await.unwrap_err().is_lost());
 }
 
 #[tokio::test]
@@ -60,47 +40,6 @@ async fn the_earlier_of_two_live_invocations_finds_its_lock_lost_at_its_next_req
 }
 
 #[tokio::test]
-async fn another_identity_is_refused_even_if_it_is_a_prefix() {
-    let world = World::new().await;
-    let (_, locks) = host(&world);
-    let (_, others) = host(&world);
-    for (held, asks) in [
-        ("a", "b"),
-        ("a#b", "a"),
-        ("a", "a#b"),
-        ("ab", "a"),
-        ("a", "ab"),
-        ("1#a", "a"),
-        ("a", "1#a"),
-        ("a#", "a"),
-        ("a", "a#"),
-        ("ä", "a"),
-    ] {
-        let lock = by(&locks, held).await.unwrap();
-        assert!(by(&others, asks).await.unwrap_err().is_held(), "{asks} of {held}");
-        assert!(others.try_acquire("job").await.unwrap().is_none());
-        lock.release().await.unwrap();
-        let lock = locks.acquire("job").await.unwrap();
-        assert!(by(&others, held).await.unwrap_err().is_held());
-        lock.release().await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn a_free_or_expired_key_is_acquired_as_without_an_identity() {
-    let world = World::new().await;
-    let (first, locks) = host(&world);
-    let lock = by(&locks, ARN).await.unwrap();
-    lock.release().await.unwrap();
-    let other = locks.acquire("job").lease(LEASE).await.unwrap();
-    first.advance_clock(LEASE + CLOCK_SKEW);
-    let lock = by(&locks, ARN).await.unwrap();
-    assert!(lock.fence() > other.fence());
-    lock.release().await.unwrap();
-    assert_eq!(first.requests(), 5);
-}
-
-#[tokio::test]
 async fn a_lock_that_was_released_early_is_not_taken_over() {
     let world = World::new().await;
     let (_, locks) = host(&world);
@@ -119,21 +58,6 @@ async fn an_identity_finds_its_lock_with_its_first_attempt_while_it_waits() {
     assert!(lock.fence() > crashed.fence());
     lock.release().await.unwrap();
     drop(crashed);
-}
-
-#[tokio::test]
-async fn a_late_duplicate_of_an_earlier_acquire_does_not_take_the_lock_back() {
-    let world = World::new().await;
-    let late = Late::updates(1..=1);
-    let first = world.host().intercept(late.clone()).build();
-    let earlier = by(&world.locks_with_quick_retries(&first).build().unwrap(), ARN).await.unwrap();
-    let (_, locks) = host(&world);
-    let lock = by(&locks, ARN).await.unwrap();
-    let row = world.row("job").await;
-    assert!(!late.deliver(&world).await);
-    assert_eq!(world.row("job").await, row);
-    lock.release().await.unwrap();
-    drop(earlier);
 }
 
 #[tokio::test]

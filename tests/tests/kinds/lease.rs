@@ -95,6 +95,33 @@ pub(crate) async fn a_lock_is_lost_after_its_lease<S: Subject>() {
     }
 }
 
+pub(crate) async fn a_released_lock_cannot_be_renewed<S: Subject>() {
+    let world = World::new().await;
+    let (host, locks) = host(&world);
+    let mut held: S = acquired(&locks).await;
+    held.release().await.unwrap();
+    let error = held.renew(LEASE).await.unwrap_err();
+    assert!(error.is_lost(), "{error}");
+    assert!(S::KEYS.iter().all(|key| error.to_string().contains(&format!("`{key}`"))), "{error}");
+    assert_eq!(host.requests(), 2);
+    assert_free::<S>(&world).await;
+}
+
+pub(crate) async fn a_release_without_its_row_is_lost<S: Subject>() {
+    let world = World::new().await;
+    let mut held: S = acquired(&world.default_locks()).await;
+    for key in S::KEYS {
+        world.delete_row(key).await;
+    }
+    let answer = held.release().await;
+    if S::REPORTS_LATE_RELEASE {
+        let error = answer.unwrap_err();
+        assert!(error.is_lost() && error.holders().count() == 0, "{error}");
+        assert!(S::KEYS.iter().all(|key| error.to_string().contains(&format!("`{key}`"))), "{error}");
+    }
+    assert!(rows::<S>(&world).await.iter().all(Option::is_none));
+}
+
 pub(crate) async fn an_expired_lock_that_nobody_took_can_be_released<S: Subject>() {
     let world = World::new().await;
     let (host, locks) = host(&world);

@@ -76,6 +76,7 @@ macro_rules! rules {
             lease::the_longest_lease_is_granted
             lease::a_row_stays_for_the_retention_after_its_lease
             lease::a_lock_is_lost_after_its_lease
+            lease::a_release_without_its_row_is_lost
             lease::an_expired_lock_that_nobody_took_can_be_released
             lease::a_renewal_keeps_others_out_for_longer
             clocks::others_wait_until_the_lease_and_the_skew_are_over
@@ -94,6 +95,7 @@ macro_rules! rules {
         tests! { $subject:
             answers::a_release_that_was_not_answered_is_repeated_after_the_next_acquire
             late::a_late_attempt_of_an_unanswered_release_changes_nothing
+            lease::a_released_lock_cannot_be_renewed
         }
     };
     (drops, $subject:ident) => {
@@ -114,6 +116,9 @@ macro_rules! rules {
             clocks::a_renewal_by_a_wrong_clock_loses_the_lock
             turns::a_waiter_takes_a_place_until_it_is_served
             turns::plain_backoff_takes_no_place
+            turns::a_newcomer_that_waits_leaves_a_free_key_to_the_queue_for_a_moment
+            turns::an_acquire_that_does_not_wait_takes_a_free_key_at_once
+            turns::a_wait_does_not_end_without_a_key_that_is_free
             turns::lying_hints_cost_time_only
             turns::a_place_that_nobody_fills_is_passed_over
             turns::a_place_whose_answer_was_lost_does_not_stop_its_waiter

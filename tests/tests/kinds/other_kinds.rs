@@ -1,11 +1,13 @@
 //! A key has one kind, until its row is deleted.
 
+use std::time::Duration;
+
 use lambda_lock::{ErrorKind, Locks};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::all_tries_from;
 
 use crate::subject::Subject;
-use crate::{LEASE, assert_free, assert_withdrawn, rows};
+use crate::{LEASE, assert_free, assert_withdrawn, host, rows};
 
 /// Acquires and releases one of the keys as a kind that the subject does not know.
 async fn use_as_another_kind<S: Subject>(locks: &Locks) {
@@ -15,11 +17,21 @@ async fn use_as_another_kind<S: Subject>(locks: &Locks) {
 
 pub(crate) async fn a_row_of_another_kind_is_refused<S: Subject>() {
     let world = World::new().await;
-    let locks = world.default_locks();
-    use_as_another_kind::<S>(&locks).await;
+    let (host, locks) = host(&world);
+    use_as_another_kind::<S>(&world.default_locks()).await;
     let before = rows::<S>(&world).await;
-    let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
-    assert_eq!(error.kind(), ErrorKind::WrongKind, "{error}");
+    let is = if S::IS_PERMIT { "a lock or a record of idempotency" } else { "a semaphore" };
+    let refused = format!("key `{}` in table `{}` is {is}, not {}: use another key", S::KEYS[0], world.table, S::NAME);
+    for wait in [None, Some(Duration::from_hours(1).into())] {
+        let refusal = match wait {
+            None => S::acquire(&locks, LEASE).await,
+            Some(wait) => S::wait(&locks, LEASE, wait).await,
+        };
+        let Err(error) = refusal else { panic!("it was granted") };
+        assert_eq!(error.kind(), ErrorKind::WrongKind, "{error}");
+        assert!(error.to_string().contains(&refused), "`{error}` lacks `{refused}`");
+    }
+    assert_eq!(host.requests(), 2);
     assert_eq!(rows::<S>(&world).await, before);
     world.delete_row(S::KEYS[0]).await;
     assert_free::<S>(&world).await;

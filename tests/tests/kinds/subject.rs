@@ -23,6 +23,8 @@ pub(crate) trait Subject: Sized {
     const LONGEST: (Duration, &'static str) = (DAY, "1day");
     /// The operation of all its writes.
     const OPERATION: &'static str = "UpdateItem";
+    /// What an error calls it.
+    const NAME: &'static str = "a lock";
     /// It is a permit, of which nothing stays in the row after its release.
     const IS_PERMIT: bool = false;
     /// An error says that a release came too late.
@@ -145,6 +147,7 @@ impl<C: Claim, const OF_IDENTITY: bool> Subject for Held<C, OF_IDENTITY> {
     const KEYS: &'static [&'static str] = C::KEYS;
     const LONGEST: (Duration, &'static str) = C::LONGEST;
     const OPERATION: &'static str = C::OPERATION;
+    const NAME: &'static str = if C::IS_PERMIT { "a semaphore" } else { "a lock" };
     const IS_PERMIT: bool = C::IS_PERMIT;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
@@ -211,13 +214,18 @@ impl Record {
 }
 
 impl Subject for Record {
+    const NAME: &'static str = "a record of idempotency";
     const REPORTS_LATE_RELEASE: bool = false;
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
+        Self::wait(locks, lease, Duration::ZERO.into()).await
+    }
+
+    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
         let (renewals, mut asked) = mpsc::unbounded_channel::<Renewal>();
         let (begun, mut has_begun) = oneshot::channel();
         let orders = Idempotency::new(locks.clone(), OnMissingKey::Reject, |order: &String| Some(order.clone()));
-        let orders = orders.lease(lease);
+        let orders = orders.lease(lease).wait(wait);
         let mut run: Ending = Box::pin(async move {
             let body = async |run: &Run| {
                 let lock = run.lock();
@@ -242,10 +250,6 @@ impl Subject for Record {
                 Ok(Self { run: Some(run), renewals: Some(renewals), fence, expires_at })
             }
         }
-    }
-
-    async fn wait(_: &Locks, _: Duration, _: Wait) -> Result<Self, Error> {
-        unreachable!("runs take no turns")
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
+use lambda_lock::embedded::Host;
 use lambda_lock::{Backoff, Locks, Wait};
 use lambda_lock_tests::history::Mutation;
+use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{World, engine_with_latency};
 use tokio::join;
 use tokio::time::{sleep, timeout};
 
 use crate::subject::Subject;
-use crate::{LEASE, acquired, host};
+use crate::{LEASE, acquired, host, rows};
 
 const ENOUGH: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(10);
@@ -56,6 +58,52 @@ pub(crate) async fn a_waiter_takes_a_place_until_it_is_served<S: Subject>() {
     assert_eq!(holder.waiters(), 0);
     assert!(holder.hold_time().is_some());
     next.release().await.unwrap();
+}
+
+/// A world in which somebody released the keys a millisecond ago, after this hold, and so many waiters have places. Nobody serves
+/// them.
+async fn released_with_queue<S: Subject>(waiters: u32, hold: Duration) -> (World, Host, Locks) {
+    let world = World::in_virtual_time().await;
+    let mut held = acquired::<S>(&world.default_locks()).await;
+    sleep(hold).await;
+    held.release().await.unwrap();
+    sleep(MS(1)).await;
+    let (host, locks) = host(&world);
+    let until = millis(host.now() + ENOUGH);
+    for mut row in rows::<S>(&world).await.into_iter().flatten() {
+        let queue = [("tail", waiters.into()), ("head", 0), ("tail_until", until)];
+        row.extend(queue.map(|(name, value)| (name.to_owned(), AttributeValue::N(value.to_string()))));
+        world.put_row(row).await;
+    }
+    (world, host, locks)
+}
+
+pub(crate) async fn a_newcomer_that_waits_leaves_a_free_key_to_the_queue_for_a_moment<S: Subject>() {
+    tokio::time::pause();
+    let (_world, host, locks) = released_with_queue::<S>(1, Duration::ZERO).await;
+    let started = host.now();
+    let mut held = waited::<S>(&locks).await;
+    let waited = host.now().duration_since(started).unwrap();
+    assert!(waited > Duration::ZERO && waited <= MS(30), "{waited:?}");
+    // An attempt, a place, and an attempt. A set may reserve its keys, too.
+    assert!((3..=2 + S::KEYS.len() as u64).contains(&host.requests()), "{} requests", host.requests());
+    held.release().await.unwrap();
+}
+
+pub(crate) async fn an_acquire_that_does_not_wait_takes_a_free_key_at_once<S: Subject>() {
+    tokio::time::pause();
+    let (_world, host, locks) = released_with_queue::<S>(9, Duration::ZERO).await;
+    acquired::<S>(&locks).await.release().await.unwrap();
+    assert_eq!(host.requests(), 2);
+}
+
+pub(crate) async fn a_wait_does_not_end_without_a_key_that_is_free<S: Subject>() {
+    tokio::time::pause();
+    for wait in [Wait::in_turn().up_to(MS(4)), Wait::in_turn().up_to(MS(6)), Wait::in_turn().max_attempts(2)] {
+        // Whoever has a place leaves the keys to those ahead for 6 ms then.
+        let (_world, _host, locks) = released_with_queue::<S>(9, MS(100)).await;
+        S::wait(&locks, LEASE, wait).await.unwrap_or_else(|error| panic!("{wait:?}: {error}")).release().await.unwrap();
+    }
 }
 
 pub(crate) async fn plain_backoff_takes_no_place<S: Subject>() {

@@ -24,22 +24,6 @@ async fn released_without_an_answer(world: &World) -> (Lock, Late) {
 }
 
 #[tokio::test]
-async fn a_late_release_changes_nothing() {
-    let world = World::new().await;
-    let (lock, late) = released_without_an_answer(&world).await;
-    lock.set_data("second");
-    lock.clear_min_hold();
-    lock.release().await.unwrap();
-    let row = world.row("job").await;
-
-    assert!(!late.deliver(&world).await);
-    assert_eq!(world.row("job").await, row);
-    let next = world.default_locks().try_acquire("job").await.unwrap().unwrap();
-    assert_eq!(next.data().and_then(Data::as_str), Some("second"));
-    next.release().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_second_release_replaces_an_unanswered_first_release() {
     let world = World::new().await;
     let (lock, late) = released_without_an_answer(&world).await;

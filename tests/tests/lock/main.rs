@@ -32,10 +32,11 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
-use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, Put, TransactWriteItem};
-use lambda_lock::{Backoff, Error, Wait};
+use aws_sdk_dynamodb::types::{ConditionCheck, Put, TransactWriteItem};
+use lambda_lock::{Backoff, Wait};
 use lambda_lock_tests::invocation::LoseAnswers;
-use lambda_lock_tests::{Row, World};
+use lambda_lock_tests::rows::text;
+use lambda_lock_tests::{Row, World, assert_contains, ms};
 
 /// The defaults, and the bound of 366 days.
 const LEASE: Duration = Duration::from_secs(30);
@@ -43,27 +44,13 @@ const LONGEST_LEASE: Duration = Duration::from_hours(366 * 24);
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
 const RETENTION: Duration = Duration::from_hours(24);
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 /// Asks often, for up to two minutes.
 fn eagerly() -> Wait {
     Wait::backoff(Backoff::new().base(ms(2)).cap(ms(200))).up_to(Duration::from_mins(2))
 }
 
-fn text(value: &str) -> AttributeValue {
-    AttributeValue::S(value.to_owned())
-}
-
 fn number(row: &Row, name: &str) -> u64 {
     row[name].as_n().unwrap().parse().unwrap()
-}
-
-fn assert_contains(error: &Error, parts: &[&str]) {
-    for part in parts {
-        assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
-    }
 }
 
 fn lose_answers(which: RangeInclusive<u32>) -> LoseAnswers {

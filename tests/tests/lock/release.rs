@@ -6,35 +6,7 @@ use lambda_lock::Data;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, logged, millis};
 
-use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly};
-
-#[tokio::test]
-async fn a_stale_release_names_the_new_holder_and_does_not_modify_the_row() {
-    let world = World::new().await;
-    let theirs = world.host().build();
-    let lock = world.default_locks().acquire("job").await.unwrap();
-    theirs.advance_clock(LEASE + CLOCK_SKEW);
-    let next = world.locks(&theirs).holder("the next").build().unwrap().acquire("job").await.unwrap();
-    let row = world.row("job").await;
-    lock.set_data("too late");
-    let error = lock.release().await.unwrap_err();
-    assert!(error.is_lost());
-    assert_eq!(error.holder().unwrap().owner(), Some(next.owner()));
-    assert_contains(&error, &["`job`", &world.table, "lost to the next"]);
-    assert_eq!(world.row("job").await, row);
-    next.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn releasing_a_lock_without_a_row_fails() {
-    let world = World::new().await;
-    let lock = world.default_locks().acquire("job").await.unwrap();
-    world.delete_row("job").await;
-    let error = lock.release().await.unwrap_err();
-    assert!(error.is_lost());
-    assert!(error.holder().is_none());
-    assert!(world.row("job").await.is_none());
-}
+use crate::{CLOCK_SKEW, LEASE, eagerly};
 
 #[tokio::test]
 async fn a_dropped_lock_warns_and_is_released_in_the_background() {
@@ -95,35 +67,4 @@ async fn a_minimum_hold_ends_by_itself_and_does_not_outlive_a_crash() {
     let _crashed = locks.acquire("crashed").min_hold(Duration::from_hours(1)).await.unwrap();
     theirs.advance_clock(LEASE + CLOCK_SKEW);
     assert!(others.try_acquire("crashed").await.unwrap().is_some());
-}
-
-#[tokio::test]
-async fn a_release_after_its_identity_has_released_the_key_is_lost() {
-    let world = World::new().await;
-    let lock = world.default_locks().acquire("job").identity("execution").await.unwrap();
-    assert!(world.default_locks().release_identity("job", "execution").await.unwrap());
-    let row = world.row("job").await;
-    assert!(lock.release().await.unwrap_err().is_lost());
-    assert_eq!(world.row("job").await, row);
-}
-
-#[tokio::test]
-async fn others_free_what_a_clock_an_hour_ahead_has_acquired() {
-    for by_force in [true, false] {
-        let world = World::new().await;
-        let ahead = world.host().later(Duration::from_hours(1)).build();
-        let held = world.locks(&ahead).build().unwrap().acquire("job").identity("execution").await.unwrap();
-        let locks = world.default_locks();
-        let is_freed = if by_force {
-            let seen = locks.get("job").await.unwrap().unwrap();
-            locks.force_release("job", &seen).await.unwrap()
-        } else {
-            locks.release_identity("job", "execution").await.unwrap()
-        };
-        assert!(is_freed);
-        let next = locks.acquire("job").await.unwrap();
-        assert!(next.fence() > held.fence());
-        assert!(held.release().await.unwrap_err().is_lost());
-        next.release().await.unwrap();
-    }
 }

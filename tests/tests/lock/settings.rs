@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::{BehaviorVersion, Config, Region};
 use lambda_lock::{ErrorKind, Locks, LocksBuilder};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, logged};
@@ -209,4 +210,14 @@ async fn debug_output_has_the_settings_without_the_client() {
     let shown = format!("{:?}", world.locks(&world.host().build()).key_prefix("app#").build().unwrap());
     assert!(shown.contains(&world.table) && shown.contains("app#"), "{shown}");
     assert!(!shown.contains("credentials") && !shown.contains("Config"), "{shown}");
+}
+
+#[tokio::test]
+async fn an_acquire_without_credentials_is_not_sent() {
+    let world = World::new().await;
+    let config = Config::builder().behavior_version(BehaviorVersion::latest());
+    let without = Client::from_conf(config.region(Region::from_static("us-east-1")).build());
+    let error = Locks::builder(without, &world.table).build().unwrap().acquire("job").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSent, "{error}");
+    assert_contains(&error, &["`job`", "credentials"]);
 }

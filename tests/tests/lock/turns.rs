@@ -93,35 +93,6 @@ async fn row(engine: &DynamoDb) -> HashMap<String, AttributeValue> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_newcomer_that_waits_leaves_a_released_key_to_the_queue_for_a_moment() {
-    let (_engine, host, locks) = released_with_queue(1, ENOUGH).await;
-    let (sent, started) = (host.requests(), host.now());
-    let lock = locks.acquire("job").wait(in_turn()).await.unwrap();
-    let waited = host.now().duration_since(started).unwrap();
-    assert!(waited > Duration::ZERO && waited <= ms(30), "{waited:?}");
-    assert_eq!(host.requests() - sent, 3, "an attempt, a place, and an attempt");
-    lock.release().await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_acquire_that_does_not_wait_takes_a_free_key_at_once() {
-    let (_engine, host, locks) = released_with_queue(1, ENOUGH).await;
-    let sent = host.requests();
-    locks.try_acquire("job").await.unwrap().unwrap().release().await.unwrap();
-    assert_eq!(host.requests() - sent, 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_does_not_end_without_a_key_that_is_free() {
-    let (_engine, host, locks) = released_with_queue(9, ENOUGH).await;
-    let started = host.now();
-    let lock = locks.acquire("job").wait(ms(5)).await.unwrap();
-    assert!(host.now().duration_since(started).unwrap() <= ms(6));
-    lock.release().await.unwrap();
-    locks.acquire("job").wait(Wait::in_turn().max_attempts(2)).await.unwrap().release().await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
 async fn the_last_of_two_attempts_is_made_in_turn() {
     let (_engine, _host, locks) = released_with_queue(0, Duration::ZERO).await;
     for _ in 0..20 {

@@ -1,7 +1,5 @@
 //! Acquiring permits: their number, refusals, fences, waiting and data.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use lambda_lock::{Backoff, Data, ErrorKind, Wait};
@@ -73,19 +71,6 @@ async fn the_text_of_a_refusal_names_five_holders_and_counts_the_others() {
 }
 
 #[tokio::test]
-async fn the_fence_grows_with_each_acquisition() {
-    let world = World::new().await;
-    let bank = world.default_locks().semaphore(KEY, 3);
-    let mut last = 0;
-    for _ in 0..3 {
-        let (one, other) = (bank.acquire().await.unwrap(), bank.acquire().await.unwrap());
-        assert!(last < one.fence() && one.fence() < other.fence());
-        last = other.fence();
-        release_all(vec![other, one]).await;
-    }
-}
-
-#[tokio::test]
 async fn a_number_of_permits_out_of_bounds_sends_nothing() {
     let world = World::new().await;
     let host = world.host().build();
@@ -126,35 +111,6 @@ async fn the_number_of_each_caller_counts() {
     assert!(locks.semaphore(KEY, 1).try_acquire().await.unwrap().is_none());
     held.pop().unwrap().release().await.unwrap();
     locks.semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();
-}
-
-#[tokio::test]
-async fn waiters_run_n_at_a_time() {
-    const N: u32 = 3;
-    let world = Arc::new(World::new().await);
-    let (now, most, runs) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-    let mut tasks = Vec::new();
-    for _ in 0..15 {
-        let (now, most, runs) = (Arc::clone(&now), Arc::clone(&most), Arc::clone(&runs));
-        let bank = world.default_locks().semaphore(KEY, N);
-        tasks.push(tokio::spawn(async move {
-            let eager = Wait::backoff(Backoff::new().base(Duration::from_millis(10)).cap(Duration::from_millis(100)));
-            let work = bank.acquire().wait(eager.up_to(Duration::from_mins(5)));
-            work.run(async |_| {
-                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                now.fetch_sub(1, Ordering::SeqCst);
-                runs.fetch_add(1, Ordering::SeqCst);
-            })
-            .await
-            .unwrap();
-        }));
-    }
-    for task in tasks {
-        task.await.unwrap();
-    }
-    assert_eq!((most.load(Ordering::SeqCst), runs.load(Ordering::SeqCst)), (N, 15));
-    assert!(permits(&row(&world).await).is_empty());
 }
 
 #[tokio::test]

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use lambda_lock::{ErrorKind, Locks};
-use lambda_lock_tests::invocation::{LoseAnswers, TRIES, all_tries_from, millis};
+use lambda_lock_tests::invocation::{LoseAnswers, all_tries_from};
 use lambda_lock_tests::{Late, World};
 use tokio::time::sleep;
 
-use crate::{DAY, KEY, LEASE, RETENTION, acquire_all, after_the_lease, late_replacement, number, owners, permits, row};
+use crate::{DAY, KEY, LEASE, acquire_all, after_the_lease, late_replacement, owners, permits, row};
 
 /// Nobody is left to give its number up.
 #[tokio::test]
@@ -67,28 +67,6 @@ async fn a_withdrawal_leaves_done_what_its_identity_has_released() {
     assert!(!withdrawn.deliver(&world).await);
     assert_eq!(permits(&row(&world).await), permits(&before));
     acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_late_attempt_finds_the_withdrawal_in_a_new_row() {
-    let world = World::new().await;
-    // Three tries of the acquire.
-    let late = Late::updates(all_tries_from(1));
-    let host = world.host().intercept(late.clone()).build();
-    let started = host.now();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(Duration::from_mins(1)).await.unwrap();
-    assert_eq!(host.requests(), TRIES + 2, "a withdrawal that finds no row, and one that writes it");
-    let withdrawn = row(&world).await;
-    assert!(permits(&withdrawn).is_empty());
-    assert!(number(&withdrawn, "expiration") * 1000 >= millis(started + DAY + RETENTION));
-    assert!(!late.deliver(&world).await);
-
-    let next = world.default_locks().semaphore(KEY, 1).acquire().await.unwrap();
-    assert!(next.fence() > 1_000_000_000_000_000, "the clock in microseconds");
-    assert!(!late.deliver(&world).await);
-    assert_eq!(permits(&row(&world).await), owners([&next]));
 }
 
 #[tokio::test]

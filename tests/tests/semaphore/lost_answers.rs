@@ -7,21 +7,6 @@ use lambda_lock_tests::invocation::{LoseAnswers, TRIES, all_tries_from};
 use crate::{AFTER_THE_LEASE, KEY, LEASE, acquire_all, owners, permits, row};
 
 #[tokio::test]
-async fn an_acquire_recognises_its_own_permit() {
-    let world = World::new().await;
-    let others = acquire_all(&world.default_locks(), 2).await;
-    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let held = locks.semaphore(KEY, 3).acquire().data("data").await.unwrap();
-    assert_eq!(host.requests(), 2);
-    assert_eq!(held.fence(), others[1].fence() + 1);
-    assert_eq!(held.data().and_then(|data| data.as_str()), Some("data"));
-    assert_eq!(permits(&row(&world).await), owners(others.iter().chain([&held])));
-    held.release().await.unwrap();
-    assert_eq!(host.requests(), 3);
-}
-
-#[tokio::test]
 async fn an_acquire_recognises_that_it_has_replaced_a_permit() {
     let world = World::new().await;
     let crashed = acquire_all(&world.default_locks(), 2).await;

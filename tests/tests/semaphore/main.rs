@@ -1,7 +1,6 @@
 //! Semaphores: up to N holders of a key at a time.
 
 mod acquire;
-mod kinds;
 mod late_requests;
 mod layer;
 mod lost_answers;
@@ -18,8 +17,9 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Error, ErrorKind, Lock, Locks};
-use lambda_lock_tests::{Late, Row, World};
+use lambda_lock::{ErrorKind, Lock, Locks};
+use lambda_lock_tests::rows::text;
+use lambda_lock_tests::{Late, Row, World, assert_contains};
 
 const KEY: &str = "bank-api";
 /// The defaults.
@@ -67,10 +67,6 @@ fn number(row: &Row, name: &str) -> u64 {
     row[name].as_n().unwrap().parse().unwrap()
 }
 
-fn text(value: &str) -> AttributeValue {
-    AttributeValue::S(value.to_owned())
-}
-
 fn digits(value: u64) -> AttributeValue {
     AttributeValue::N(value.to_string())
 }
@@ -91,12 +87,5 @@ fn owners<'a>(locks: impl IntoIterator<Item = &'a Lock>) -> BTreeSet<String> {
 async fn release_all(locks: Vec<Lock>) {
     for lock in locks {
         lock.release().await.unwrap();
-    }
-}
-
-#[track_caller]
-fn assert_contains(error: &Error, parts: &[&str]) {
-    for part in parts {
-        assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
     }
 }

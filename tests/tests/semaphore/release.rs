@@ -23,15 +23,6 @@ async fn a_release_frees_only_its_own_permit() {
     assert!(!released.is_valid());
 }
 
-#[tokio::test]
-async fn a_dropped_permit_is_released_in_the_background() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    drop(acquire_all(&locks, 2).await);
-    locks.flush(Duration::from_mins(1)).await.unwrap();
-    assert!(permits(&row(&world).await).is_empty());
-}
-
 /// Replaces the permits of a full semaphore, `at_once` of them at a time, and checks the row after each round.
 /// `LOCK_PAIRS=100000` makes more pairs of a release and an acquire.
 async fn replaces_permits_in_a_bounded_row(at_once: usize) {
@@ -115,9 +106,16 @@ async fn identities_that_never_release_leave_nothing_in_the_row() {
 }
 
 #[tokio::test]
-async fn a_release_without_its_row_is_lost() {
+async fn a_lock_whose_key_became_a_semaphore_is_lost() {
     let world = World::new().await;
-    let held = acquire_all(&world.default_locks(), 1).await;
+    let locks = world.default_locks();
+    let lock = locks.acquire(KEY).await.unwrap();
     world.delete_row(KEY).await;
-    assert!(held[0].release().await.unwrap_err().is_lost());
+    let held = acquire_all(&locks, 1).await;
+    assert!(lock.release().await.unwrap_err().is_lost());
+    let other = locks.acquire("other").await.unwrap();
+    other.release().await.unwrap();
+    world.delete_row(KEY).await;
+    let _lock = locks.acquire(KEY).await.unwrap();
+    assert!(held[0].renew(Duration::from_secs(5)).await.unwrap_err().is_lost());
 }

@@ -2,9 +2,7 @@
 
 use lambda_lock_tests::World;
 
-use crate::{
-    AFTER_THE_LEASE, CLOCK_SKEW, DAY, KEY, acquire_all, after_the_lease, late_replacement, owners, permits, row,
-};
+use crate::{DAY, KEY, acquire_all, after_the_lease, late_replacement, owners, permits, row};
 
 #[tokio::test]
 async fn two_requests_replace_all_permits_whose_lease_has_ended() {
@@ -29,17 +27,6 @@ async fn two_requests_replace_all_permits_whose_lease_has_ended() {
         assert!(permit.release().await.unwrap_err().is_lost());
     }
     assert_eq!(permits(&row(&world).await), owners([&long, &next, &another]));
-}
-
-#[tokio::test]
-async fn a_permit_is_kept_until_the_end_of_its_lease_and_the_skew() {
-    let world = World::new().await;
-    let held = acquire_all(&world.default_locks(), 1).await;
-    for (ahead, is_free) in [(held[0].remaining() + CLOCK_SKEW.mul_f64(0.8), false), (AFTER_THE_LEASE, true)] {
-        let host = world.host().later(ahead).build();
-        let next = world.locks(&host).build().unwrap().semaphore(KEY, 1).try_acquire().await.unwrap();
-        assert_eq!(next.is_some(), is_free);
-    }
 }
 
 #[tokio::test]

@@ -5,14 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use lambda_lock::embedded::{DynamoDb, Faults, Host};
-use lambda_lock::{Acquire, Lock, Locks, Wait};
+use lambda_lock::{Acquire, Locks, Wait};
+use lambda_lock_tests::ms;
 use tokio::time::sleep;
 
-use crate::{KEY, digits, text};
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
+use crate::KEY;
 
 const ENOUGH: Duration = Duration::from_secs(30);
 
@@ -42,34 +39,11 @@ impl Stage {
         self.locks.semaphore(KEY, permits).acquire().lease(ENOUGH)
     }
 
-    /// Acquires so many permits, one after the other.
-    async fn held(&self, permits: u32) -> Vec<Lock> {
-        let mut held = Vec::new();
-        for _ in 0..permits {
-            held.push(self.asking(permits).await.unwrap());
-        }
-        held
-    }
-
     /// Makes the hold time known.
     async fn hold(&self, permits: u32, time: Duration) {
         for _ in 0..20 {
             self.asking(permits).run(async |_| sleep(time).await).await.unwrap();
         }
-    }
-
-    async fn set_queue(&self, tail: u32, head: u32) {
-        let until = self.host.now().duration_since(SystemTime::UNIX_EPOCH).unwrap() + ENOUGH;
-        let key = text(KEY);
-        let queue = self.engine.client().update_item().table_name("locks").key("id", key);
-        let queue = queue.update_expression("SET tail = :tail, head = :head, tail_until = :until");
-        let queue = queue.expression_attribute_values(":tail", digits(tail.into()));
-        let queue = queue.expression_attribute_values(":head", digits(head.into()));
-        queue
-            .expression_attribute_values(":until", digits(u64::try_from(until.as_millis()).unwrap()))
-            .send()
-            .await
-            .unwrap();
     }
 
     fn since(&self, started: SystemTime) -> Duration {
@@ -147,37 +121,4 @@ async fn permits_whose_holders_died_free_their_places_in_turn() {
     assert!(first >= Duration::from_secs(3) && first <= Duration::from_millis(3050), "{first:?}");
     let asked = stage.host.requests() - sent;
     assert!(asked <= 6 * 12, "{asked} requests in {:?}", stage.since(started));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_newcomer_that_waits_leaves_a_released_permit_to_the_queue_for_a_moment() {
-    let stage = Stage::set().await;
-    stage.asking(2).await.unwrap().release().await.unwrap();
-    stage.set_queue(1, 0).await;
-    let (sent, started) = (stage.host.requests(), stage.host.now());
-    let permit = stage.asking(2).wait(in_turn()).await.unwrap();
-    assert!(stage.since(started) > ms(10) && stage.since(started) <= ms(45), "{:?}", stage.since(started));
-    assert_eq!(stage.host.requests() - sent, 3, "an attempt, a place, and an attempt");
-    permit.release().await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_acquire_that_does_not_wait_takes_a_free_permit_at_once() {
-    let stage = Stage::set().await;
-    stage.asking(2).await.unwrap().release().await.unwrap();
-    stage.set_queue(9, 0).await;
-    let sent = stage.host.requests();
-    stage.asking(2).await.unwrap().release().await.unwrap();
-    assert_eq!(stage.host.requests() - sent, 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_does_not_end_without_a_permit_that_is_free() {
-    for wait in [Wait::in_turn().up_to(ms(4)), Wait::in_turn().up_to(ms(6)), Wait::in_turn().max_attempts(2)] {
-        let stage = Stage::set().await;
-        let held = stage.held(2).await;
-        held[0].release().await.unwrap();
-        stage.set_queue(9, 0).await;
-        stage.asking(2).wait(wait).await.unwrap().release().await.unwrap();
-    }
 }

@@ -14,11 +14,11 @@ mod waiting;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Backoff, Error, Lock, Wait};
+use lambda_lock::{Backoff, Lock, Wait};
 use lambda_lock_tests::invocation::{Counter, LoseAnswers};
-use lambda_lock_tests::{Row, World};
+use lambda_lock_tests::rows::text;
+use lambda_lock_tests::{Row, World, assert_contains, ms};
 use serde_json::{Value, json};
 
 /// The defaults.
@@ -27,17 +27,9 @@ const CLOCK_SKEW: Duration = Duration::from_secs(1);
 
 const KEYS: [&str; 2] = ["account#1", "account#2"];
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 /// Asks often, for up to two minutes.
 fn eagerly() -> Wait {
     Wait::backoff(Backoff::new().base(ms(2)).cap(ms(200))).up_to(Duration::from_mins(2))
-}
-
-fn text(value: &str) -> AttributeValue {
-    AttributeValue::S(value.to_owned())
 }
 
 fn number(row: &Row, name: &str) -> u64 {
@@ -61,12 +53,6 @@ async fn assert_held_by(world: &World, set: &Lock) {
 /// Asserts that both keys can be acquired.
 async fn assert_free(world: &World) {
     world.default_locks().acquire_all(KEYS).await.expect("both keys are free").release().await.unwrap();
-}
-
-fn assert_contains(error: &Error, parts: &[&str]) {
-    for part in parts {
-        assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
-    }
 }
 
 fn lose_answers(which: RangeInclusive<u32>) -> LoseAnswers {

@@ -3,9 +3,8 @@
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{keep_warnings, logged};
 
-use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, eagerly};
+use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains};
 
 #[tokio::test]
 async fn a_release_with_one_key_lost_names_it_and_frees_the_others() {
@@ -32,20 +31,6 @@ async fn a_release_with_one_key_lost_names_it_and_frees_the_others() {
 }
 
 #[tokio::test]
-async fn a_release_with_every_key_lost_names_all() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
-    for key in KEYS {
-        world.delete_row(key).await;
-    }
-    let error = set.release().await.unwrap_err();
-    assert_eq!(host.requests(), 2);
-    assert!(error.is_lost() && error.holders().count() == 0);
-    assert_contains(&error, &["the lock on keys `account#1`, `account#2` in table", "was lost"]);
-}
-
-#[tokio::test]
 async fn a_malformed_row_does_not_keep_the_other_keys() {
     let world = World::new().await;
     let set = world.default_locks().acquire_all(KEYS).await.unwrap();
@@ -54,19 +39,4 @@ async fn a_malformed_row_does_not_keep_the_other_keys() {
     world.put_row(row).await;
     assert_eq!(set.release().await.unwrap_err().kind(), ErrorKind::MalformedRow);
     assert!(world.default_locks().try_acquire(KEYS[1]).await.unwrap().is_some());
-}
-
-#[tokio::test]
-async fn a_dropped_set_warns_and_is_released_in_the_background() {
-    keep_warnings();
-    let world = World::new().await;
-    let key = format!("dropped by {}", world.table);
-    let set = world.default_locks().acquire_all([&key, "another"]).await.unwrap();
-    drop(set);
-    let next = world.default_locks().acquire_all([&key, "another"]).wait(eagerly().up_to(LEASE / 3)).await.unwrap();
-    next.release().await.unwrap();
-    drop(next);
-    let warnings = logged(&key);
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("WARN") && warnings[0].contains("dropped without a release"));
 }

@@ -1,9 +1,7 @@
 //! Renewing the lease of several keys.
 
-use std::time::Duration;
-
+use lambda_lock::Lock;
 use lambda_lock::embedded::Host;
-use lambda_lock::{ErrorKind, Lock};
 use lambda_lock_tests::World;
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, eagerly, rows};
@@ -45,21 +43,4 @@ async fn a_set_that_was_lost_in_part_is_released_when_it_is_dropped() {
     let waiting = world.default_locks().acquire(KEYS[0]).wait(eagerly().up_to(LEASE / 3));
     waiting.await.unwrap().release().await.unwrap();
     assert_eq!(host.requests(), 4);
-}
-
-#[tokio::test]
-async fn an_expired_or_released_set_cannot_be_renewed() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).build().unwrap();
-    let set = locks.acquire_all(KEYS).await.unwrap();
-    set.release().await.unwrap();
-    let error = set.renew(LEASE).await.unwrap_err();
-    assert!(error.is_lost());
-    assert_contains(&error, &["keys `account#1`, `account#2`"]);
-    let set = locks.acquire_all(KEYS).await.unwrap();
-    host.advance_clock(LEASE);
-    assert!(set.renew(LEASE).await.unwrap_err().is_lost());
-    assert_eq!(set.renew(Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Invalid);
-    assert_eq!(host.requests(), 3);
 }
