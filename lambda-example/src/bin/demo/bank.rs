@@ -83,25 +83,22 @@ async fn limit(cloud: &Cloud) -> Result<String, Error> {
 async fn rate(cloud: &Cloud) -> Result<String, Error> {
     let key = format!("{}bank-api", cloud.new_prefix("balances"));
     let began = cloud.host().now();
-    let arrivals = Arc::default();
     let mut calls = JoinSet::new();
     for _ in 0..CALLS {
-        let arrival = Arrival::new(&arrivals);
-        let host = cloud.new_host().intercept(arrival.clone()).build();
-        let (table, key) = (cloud.table.clone(), key.clone());
+        let (host, table, key) = (cloud.host(), cloud.table.clone(), key.clone());
         calls.spawn(async move {
             let bank = Locks::builder(host.client(), table).build()?.rate(key, 10, Duration::from_secs(1));
             bank.pass_within(Duration::from_secs(5)).await?;
-            Ok::<_, Error>((host.now(), arrival.place()?, host.requests()))
+            Ok::<_, Error>((host.now(), host.requests()))
         });
     }
     let mut answers = calls.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?;
     answers.sort_unstable();
     let first = answers.first().ok_or("no call was made")?.0;
-    let mut table = table(["turn", "came as no.", "starts after", "requests"]);
-    for (turn, (at, place, requests)) in answers.iter().enumerate() {
+    let mut table = table(["turn", "starts after", "requests"]);
+    for (turn, (at, requests)) in answers.iter().enumerate() {
         let after = format!("{} ms", at.duration_since(first)?.as_millis());
-        table.add_row([(turn + 1).to_string(), place.to_string(), after, requests.to_string()]);
+        table.add_row([(turn + 1).to_string(), after, requests.to_string()]);
     }
     println!("{table}");
     let last = answers.last().map_or(first, |(at, ..)| *at).duration_since(first)?;
