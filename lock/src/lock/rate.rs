@@ -28,7 +28,7 @@ impl Locks {
     /// [`Invalid`](crate::ErrorKind::Invalid) when a call passes.
     pub fn rate(&self, key: impl Into<String>, calls: u32, period: Duration) -> Rate {
         let is_idle = Arc::new(AtomicBool::new(false));
-        Rate { locks: self.clone(), key: key.into(), calls, period, burst: 1, is_idle }
+        Rate { locks: self.clone(), key: key.into(), calls, period, burst: 1, weight: 1, is_idle }
     }
 }
 
@@ -65,8 +65,9 @@ impl Locks {
 /// 100 ms, it has lost its time and asks for another one, so that it does not go together with later calls. So any period has at
 /// most N + 2 calls, beside the burst; with more than ten calls a second, it has those of 100 ms more. If the clocks of two hosts
 /// differ by 400 ms, it also has those of 400 ms more, because the host whose clock is behind lets its calls go later, together
-/// with those of the other host. What your code does between [`pass`](Self::pass) and the call counts as well, and so does the
-/// sleep after [`reserve`](Self::reserve), which this type cannot see.
+/// with those of the other host. A call with a [`weight`](Self::weight) counts with it, also among the two. What your code does
+/// between [`pass`](Self::pass) and the call counts as well, and so does the sleep after [`reserve`](Self::reserve), which this
+/// type cannot see.
 ///
 /// A host whose clock is ahead also moves the next time on by that much. So a host whose clock is behind can be refused each time,
 /// even if only half of the calls are used, unless its calls wait for longer than clocks may differ, plus the time between two
@@ -109,6 +110,7 @@ pub struct Rate {
     calls: u32,
     period: Duration,
     burst: u32,
+    weight: u32,
     /// Whether the last answer showed a key without calls that are still due.
     is_idle: Arc<AtomicBool>,
 }
@@ -121,6 +123,53 @@ impl Rate {
     pub fn burst(mut self, calls: u32) -> Self {
         self.burst = calls;
         self
+    }
+
+    /// Sets how many calls each call counts as: 1 by default.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// // The shop gives back 50 points a second, and has up to 1,000 of them. This query costs 120.
+    /// let shop = locks.rate("shop-api", 50, Duration::from_secs(1)).burst(1000);
+    /// shop.clone().weight(120).pass_within(Duration::from_secs(5)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The call comes when so many calls of the [burst](Self::burst) may come at once, so 120 points are there. A call that is
+    /// heavier than the burst comes when no call is due any more, and the calls after it wait for its whole weight. One request
+    /// asks for all of it, so a key can have more calls than the 1,000 requests a second of its partition.
+    pub fn weight(mut self, calls: u32) -> Self {
+        self.weight = calls;
+        self
+    }
+
+    /// Lets no call pass for this long, up to a day, whoever calls: for example after the bank has answered 429 with
+    /// `Retry-After: 30`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Rate};
+    /// # async fn example(bank: Rate, retry_after: Duration) -> Result<(), Error> {
+    /// bank.pause_for(retry_after).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Two callers that pause the rate at once do not add up: the later end counts. Then the calls come evenly again, without a
+    /// burst. A call that waits already has its time, so it passes. One `UpdateItem`; IAM action `dynamodb:UpdateItem`.
+    pub async fn pause_for(&self, pause: Duration) -> Result<(), Error> {
+        check_duration("pause of a rate", pause, Duration::ZERO, DAY)?;
+        let settings = &self.locks.0;
+        let tolerance = Self { weight: 1, ..self.clone() }.pace()?.tolerance;
+        self.locks.check_key(&self.key)?;
+        if !settings.enabled {
+            return Ok(());
+        }
+        let now = settings.clock.now();
+        settings.table.pause_calls(&self.key, now.wall + pause + tolerance, now).await
     }
 
     /// Lets a call pass now, or fails with an error that [`is_held`](Error::is_held): its [holder](Error::holder) says until
@@ -230,7 +279,7 @@ impl Rate {
     }
 
     fn pace(&self) -> Result<Pace, Error> {
-        let Self { calls, period, burst, .. } = *self;
+        let Self { calls, period, burst, weight, .. } = *self;
         check_duration("period of a rate", period, MIN_INTERVAL, DAY)?;
         let interval = period.checked_div(calls).filter(|interval| *interval >= MIN_INTERVAL);
         // Whole microseconds, as in the row. Rounded up, so that N intervals are no shorter than the period.
@@ -243,13 +292,15 @@ impl Rate {
                 printable(&self.key)
             )));
         };
-        let tolerance = burst.checked_sub(1).and_then(|more| interval.checked_mul(more)).filter(|most| *most <= DAY);
-        let tolerance = tolerance.ok_or_else(|| {
-            Error::invalid(format!(
-                "the burst of the rate on key `{}` is {burst}, not between 1 and the calls of a day",
-                printable(&self.key)
-            ))
-        })?;
-        Ok(Pace { interval, tolerance })
+        for (name, number) in [("burst", burst), ("weight", weight)] {
+            let more = number.checked_sub(1).and_then(|more| interval.checked_mul(more));
+            if more.is_none_or(|more| more > DAY) {
+                return Err(Error::invalid(format!(
+                    "the {name} of the rate on key `{}` is {number}, not between 1 and the calls of a day",
+                    printable(&self.key)
+                )));
+            }
+        }
+        Ok(Pace { interval: interval * weight, tolerance: interval * burst.saturating_sub(weight) })
     }
 }

@@ -28,10 +28,18 @@ use crate::limits::REQUEST_TIMEOUT;
 /// How often a key may be called.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// The time between two calls that come evenly.
+    /// The time that the call takes of the key: the next one comes that much later, if calls come evenly.
     pub(crate) interval: Duration,
-    /// How much earlier than due a call may be.
+    /// How much earlier than due the call may be.
     pub(crate) tolerance: Duration,
+}
+
+/// What an update of a rate has met. Each number says when the next call was due.
+enum Met {
+    /// It has changed the row. A new row had no number.
+    Moved(Option<u64>),
+    /// The row is another one than the update asks for, or was deleted meanwhile.
+    Other(Option<u64>),
 }
 
 impl Table {
@@ -49,41 +57,26 @@ impl Table {
         let mut begins = is_idle.load(Ordering::Relaxed) || wait.saturating_add(pace.tolerance).is_zero();
         let mut now = clock();
         for _ in 0..TRIES {
-            let update =
-                if begins { self.begin_calls(key, pace, now) } else { self.follow_calls(key, pace, wait, now) };
-            let (write, attempts) = (Write::from(update), SdkAttempts::default());
-            let answer = timeout(REQUEST_TIMEOUT, Box::pin(attempts.record(self.write_once(&write)))).await;
-            let unanswered = |elapsed| Error::new(Cause::Unavailable, self.place(), key).with_source(elapsed);
-            let wrong_clock = attempts.wrong_clock(self.clock_skew);
-            let wrong_clock = wrong_clock.map(|offset| Cause::ClockSkew(offset, self.clock_skew));
-            let due = match (answer.map_err(unanswered)?, wrong_clock) {
-                (Ok(Answer::Applied(before)), wrong_clock) => {
-                    let was_due = number_at(&before, DUE, LATEST_MICROS).map_err(|why| self.malformed(key, why))?;
-                    let own = Duration::from_micros(was_due.filter(|_| !begins).unwrap_or(micros(now.wall)));
-                    if let Some(cause) = wrong_clock {
-                        let taken = micros(own.saturating_add(pace.interval));
-                        let given_back = set_due(key, taken, was_due.unwrap_or_default());
-                        let _the_clock_is_wrong_all_the_same =
-                            self.write(given_back, &SdkAttempts::leaving_prevented()).await;
-                        return Err(Error::new(cause, self.place(), key));
-                    }
+            let next = now.wall.saturating_add(pace.interval);
+            let update = if begins {
+                self.begin_calls(key, micros(now.wall), next)
+            } else {
+                self.follow_calls(key, pace, wait, now)
+            };
+            let own =
+                |was_due: Option<u64>| Duration::from_micros(was_due.filter(|_| !begins).unwrap_or(micros(now.wall)));
+            let due = match self.move_on(key, update, now, |was_due| own(was_due).saturating_add(pace.interval)).await?
+            {
+                Met::Moved(was_due) => {
+                    let own = own(was_due);
                     is_idle.store(own <= now.wall, Ordering::Relaxed);
                     let left = own.saturating_sub(pace.tolerance).saturating_sub(now.wall);
                     // A deadline has whole milliseconds, and the call may not be early.
                     let left = if left.is_zero() { left } else { left + Duration::from_millis(1) };
                     return Ok(now.deadline_after(left));
                 }
-                (_, Some(cause)) => return Err(Error::new(cause, self.place(), key)),
-                (Err(error), None) => return Err(error),
-                (Ok(Answer::Refused(refused)), None) => {
-                    // The row was deleted meanwhile if there is none.
-                    let Some(row) = refused.into_row(self, now)? else { continue };
-                    if row.kind != HolderKind::Rate {
-                        let cause = Cause::WrongKind { is: row.kind_name(), not: "a rate" };
-                        return Err(Error::new(cause, self.place(), key));
-                    }
-                    Duration::from_micros(row.number.unwrap_or_default())
-                }
+                Met::Other(None) => continue,
+                Met::Other(Some(due)) => Duration::from_micros(due),
             };
             // By the microseconds of the requests.
             let is_over = due < Duration::from_micros(micros(now.wall));
@@ -105,6 +98,49 @@ impl Table {
         Err(Error::new(Cause::Conflict, self.place(), key))
     }
 
+    /// Lets no call pass before `at`. A row whose next call is due later stays as it is. One request.
+    pub(crate) async fn pause_calls(&self, key: &str, at: Duration, now: Moment) -> Result<(), Error> {
+        let update = self.begin_calls(key, micros(at), at);
+        self.move_on(key, update, now, |_| at).await.map(drop)
+    }
+
+    /// Sends an update that sets when the next call is due: to `due`, a function of when it was due before. A wrong clock takes
+    /// its update back.
+    async fn move_on(
+        &self,
+        key: &str,
+        update: Update<'_>,
+        now: Moment,
+        due: impl Fn(Option<u64>) -> Duration,
+    ) -> Result<Met, Error> {
+        let (write, attempts) = (Write::from(update), SdkAttempts::default());
+        let answer = timeout(REQUEST_TIMEOUT, Box::pin(attempts.record(self.write_once(&write)))).await;
+        let answer =
+            answer.map_err(|elapsed| Error::new(Cause::Unavailable, self.place(), key).with_source(elapsed))?;
+        let wrong_clock = attempts.wrong_clock(self.clock_skew);
+        let met = match (answer, wrong_clock) {
+            (Ok(Answer::Applied(before)), _) => {
+                Met::Moved(number_at(&before, DUE, LATEST_MICROS).map_err(|why| self.malformed(key, why))?)
+            }
+            (_, Some(_)) => Met::Other(None),
+            (Err(error), None) => return Err(error),
+            (Ok(Answer::Refused(refused)), None) => match refused.into_row(self, now)? {
+                None => Met::Other(None),
+                Some(row) if row.kind == HolderKind::Rate => Met::Other(Some(row.number.unwrap_or_default())),
+                Some(row) => {
+                    let cause = Cause::WrongKind { is: row.kind_name(), not: "a rate" };
+                    return Err(Error::new(cause, self.place(), key));
+                }
+            },
+        };
+        let Some(offset) = wrong_clock else { return Ok(met) };
+        if let Met::Moved(was_due) = met {
+            let given_back = set_due(key, micros(due(was_due)), was_due.unwrap_or_default());
+            let _the_clock_is_wrong_all_the_same = self.write(given_back, &SdkAttempts::leaving_prevented()).await;
+        }
+        Err(Error::new(Cause::ClockSkew(offset, self.clock_skew), self.place(), key))
+    }
+
     /// Follows the calls before this one, of which the last is not due yet. Also takes the first call of a new row.
     fn follow_calls<'a>(&self, key: &'a str, pace: Pace, wait: Duration, now: Moment) -> Update<'a> {
         let latest = now.wall.saturating_add(pace.tolerance).saturating_add(wait);
@@ -118,11 +154,10 @@ impl Table {
             .set(DUE, due)
     }
 
-    /// Takes the first call after a time in which no call was due.
-    fn begin_calls<'a>(&self, key: &'a str, pace: Pace, now: Moment) -> Update<'a> {
-        let just_before = count("just_before", micros(now.wall).saturating_sub(1));
+    /// Makes the next call due at this time, if none is due at these microseconds or later.
+    fn begin_calls<'a>(&self, key: &'a str, over: u64, due: Duration) -> Update<'a> {
+        let just_before = count("just_before", over.saturating_sub(1));
         let is_over = all([STATUS.is(text("rate", RATE)), DUE.between(count("zero", 0_u8), just_before)]);
-        let due = now.wall.saturating_add(pace.interval);
         self.take_call(key, due).when(any([self.key_path().missing(), is_over])).set(DUE, count("due", micros(due)))
     }
 

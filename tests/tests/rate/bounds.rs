@@ -19,12 +19,16 @@ async fn a_wrong_number_is_named_with_its_bounds() {
         (locks.rate(KEY, 1, Duration::MAX), "not between 1ms and 1day"),
         (locks.rate(KEY, 10, SECOND).burst(0), "the burst of the rate on key `bank-api` is 0, not between 1 and"),
         (locks.rate(KEY, 10, SECOND).burst(u32::MAX), "is 4294967295, not between 1 and"),
+        (locks.rate(KEY, 10, SECOND).weight(0), "the weight of the rate on key `bank-api` is 0, not between 1 and"),
+        (locks.rate(KEY, 10, SECOND).weight(u32::MAX), "is 4294967295, not between 1 and"),
         (locks.rate("", 10, SECOND), "the key is empty"),
     ] {
         let error = rate.pass().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains(expected), "{error}");
     }
+    let error = locks.rate(KEY, 10, SECOND).pause_for(Duration::MAX).await.unwrap_err();
+    assert!(error.to_string().contains("the pause of a rate is "), "{error}");
     assert_eq!(host.requests(), 0);
 }
 
@@ -42,6 +46,7 @@ async fn without_locking_each_call_passes_without_a_request() {
     let bank = locks.rate(KEY, 1, Duration::from_hours(24));
     bank.pass().await.unwrap();
     bank.pass().await.unwrap();
+    bank.pause_for(SECOND).await.unwrap();
     assert_eq!(bank.reserve(SECOND).await.unwrap(), Duration::ZERO);
     assert_eq!(host.requests(), 0);
 }

@@ -5,7 +5,9 @@ mod calls;
 mod hot;
 mod late;
 mod layer;
+mod pause;
 mod rows;
+mod weight;
 
 use std::time::Duration;
 
