@@ -31,8 +31,8 @@ use crate::sdk::http_client;
 const MAX_ATTEMPTS: u32 = 6;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(25);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-const READ_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(1);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The connect timeout that [`aws_config`] sets unless the user does.

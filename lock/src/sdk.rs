@@ -4,6 +4,7 @@
 use std::error::Error as StdError;
 use std::ffi::OsString;
 use std::str::FromStr as _;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{env, fs, iter};
 
 use aws_config::profile::{Profile, ProfileFileCredentialsProvider, ProfileSet};
@@ -12,10 +13,11 @@ use aws_config::{ConfigLoader, SdkConfig};
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
+use aws_smithy_async::rt::sleep::SharedAsyncSleep;
 use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
-use aws_smithy_http_client::{Builder, ConnectorBuilder};
+use aws_smithy_http_client::{Builder, Connector, ConnectorBuilder};
 use aws_smithy_runtime_api::box_error::BoxError;
 use aws_smithy_runtime_api::client::connector_metadata::ConnectorMetadata;
 use aws_smithy_runtime_api::client::dns::ResolveDnsError;
@@ -33,6 +35,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
+use crate::client::{CONNECT_TIMEOUT, READ_TIMEOUT};
 use crate::error::Error;
 use crate::text::printable;
 
@@ -341,47 +344,90 @@ pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClie
     };
     let tls = TlsContext::builder().with_trust_store(trusted).build();
     let tls = tls.map_err(|error| Error::invalid("the settings of TLS are invalid").with_source(error))?;
+    let ready = Arc::new(Ready { tls, connector: OnceLock::new() });
+    let of_client = Arc::clone(&ready);
     // As the SDK makes its own. With a resolver of another type, each program would have the HTTP client twice, 700 KB of machine
     // code.
     let client = Builder::new().build_with_connector_fn(move |settings, components| {
-        let mut connector = ConnectorBuilder::default()
-            .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
-            .tls_context(tls.clone())
-            .proxy_config(ProxyConfig::from_env());
-        connector.set_connector_settings(settings.cloned());
-        connector.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
-        connector.build()
+        let sleep = components.and_then(RuntimeComponents::sleep_impl);
+        of_client.take(settings).unwrap_or_else(|| of_client.connector(settings, sleep))
     });
-    Ok(Naming(client).into_shared())
+    Ok(NamingClient { client, ready }.into_shared())
 }
 
-/// An HTTP client, or a connector of it, whose errors name the host and the proxy that it cannot connect to.
-#[derive(Clone, Debug)]
-struct Naming<T>(T);
+/// The connector of the first request, which Lambda's init phase makes: a connector reads all trusted certificates.
+#[derive(Debug)]
+struct Ready {
+    tls: TlsContext,
+    connector: OnceLock<Mutex<Option<Connector>>>,
+}
 
-impl HttpClient for Naming<SharedHttpClient> {
-    fn http_connector(&self, settings: &HttpConnectorSettings, components: &RuntimeComponents) -> SharedHttpConnector {
-        SharedHttpConnector::new(Naming(self.0.http_connector(settings, components)))
+impl Ready {
+    /// Makes the connector, once for all clients of the HTTP client. Nobody knows the timeouts of the first request yet, so they
+    /// are those of [`client_config`](crate::client_config).
+    fn make(&self, sleep: Option<SharedAsyncSleep>) {
+        self.connector.get_or_init(|| Mutex::new(Some(self.connector(Some(&timeouts_of_locks()), sleep))));
     }
 
+    /// Returns the connector, if it has these timeouts and is not in use.
+    fn take(&self, settings: Option<&HttpConnectorSettings>) -> Option<Connector> {
+        let timeouts = |settings: &HttpConnectorSettings| (settings.connect_timeout(), settings.read_timeout());
+        settings.filter(|settings| timeouts(settings) == timeouts(&timeouts_of_locks()))?;
+        self.connector.get()?.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn connector(&self, settings: Option<&HttpConnectorSettings>, sleep: Option<SharedAsyncSleep>) -> Connector {
+        let mut connector = ConnectorBuilder::default()
+            .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
+            .tls_context(self.tls.clone())
+            .proxy_config(ProxyConfig::from_env());
+        connector.set_connector_settings(settings.cloned());
+        connector.set_sleep_impl(sleep);
+        connector.build()
+    }
+}
+
+/// The timeouts of the clients of locks.
+fn timeouts_of_locks() -> HttpConnectorSettings {
+    HttpConnectorSettings::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).build()
+}
+
+/// An HTTP client whose errors name the host and the proxy that it cannot connect to.
+#[derive(Clone, Debug)]
+struct NamingClient {
+    client: SharedHttpClient,
+    ready: Arc<Ready>,
+}
+
+/// A connector of it.
+#[derive(Clone, Debug)]
+struct Naming(SharedHttpConnector);
+
+impl HttpClient for NamingClient {
+    fn http_connector(&self, settings: &HttpConnectorSettings, components: &RuntimeComponents) -> SharedHttpConnector {
+        SharedHttpConnector::new(Naming(self.client.http_connector(settings, components)))
+    }
+
+    /// A new client validates its configuration, in the init phase.
     fn validate_base_client_config(
         &self,
         components: &RuntimeComponentsBuilder,
-        config: &ConfigBag,
+        _: &ConfigBag,
     ) -> Result<(), BoxError> {
-        self.0.validate_base_client_config(components, config)
+        self.ready.make(components.sleep_impl());
+        Ok(())
     }
 
     fn validate_final_config(&self, components: &RuntimeComponents, config: &ConfigBag) -> Result<(), BoxError> {
-        self.0.validate_final_config(components, config)
+        self.client.validate_final_config(components, config)
     }
 
     fn connector_metadata(&self) -> Option<ConnectorMetadata> {
-        self.0.connector_metadata()
+        self.client.connector_metadata()
     }
 }
 
-impl HttpConnector for Naming<SharedHttpConnector> {
+impl HttpConnector for Naming {
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
         let (uri, answer) = (request.uri().to_owned(), self.0.call(request));
         HttpConnectorFuture::new(async move {

@@ -1,12 +1,10 @@
 //! The time that `LockLayer` adds to a cold start, and to an environment of 64 invocations at a time. With the argument
-//! `concurrent`, only the second.
+//! `concurrent`, only the second. With the argument `builds`, a cold start of the layer in three builds, beside the bare SDK
+//! as people build it: as it is, without the randomness that aws-lc gathers from the CPU's jitter, and with ring.
 //!
 //! Compares two functions of `tests/cold-start`: one locks with two hand-written updates, the other with the layer. They
 //! are built as users build them, and start in turns as processes. The benchmark itself serves the Runtime API, and a
 //! DynamoDB with prepared answers, on loopback.
-//!
-//! `LOCK_BENCH_FEATURES=ring` builds the functions with another crypto provider. `AWS_LC_SYS_NO_JITTER_ENTROPY=1` builds
-//! them without the entropy that aws-lc gathers from the CPU's jitter.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -42,9 +40,12 @@ use tokio_rustls::rustls::{ServerConfig, version};
 const SIDES: [&str; 2] = ["cold-start-bare", "cold-start-locked"];
 /// The argument that makes a function warm up.
 const WARM_UP: &str = "warm-up";
-const FIGURES: [(&str, &str); 4] = [("init", "ms"), ("first invocation", "ms"), ("CPU", "ms"), ("peak memory", "MiB")];
+const FIGURES: [(&str, &str); 5] =
+    [("init", "ms"), ("first invocation", "ms"), ("CPU", "ms"), ("peak memory", "MiB"), ("page faults", "")];
 /// The part of the path for which DynamoDB takes its time.
 const CONCURRENT: &str = "concurrent";
+/// The argument that compares builds.
+const BUILDS: &str = "builds";
 /// That time.
 const LATENCY: Duration = Duration::from_millis(5);
 /// How many invocations an environment runs at a time, and how many it gets in all.
@@ -56,17 +57,18 @@ const SMALL: f64 = 256.0 / 1_769.0;
 fn main() {
     // `cargo test` runs benchmarks with `--test`: then two pairs are enough.
     let pairs = if env::args().any(|argument| argument == "--test") { 2 } else { 100 };
-    let programs = build();
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    if env::args().any(|argument| argument == BUILDS) {
+        return runtime.block_on(print_builds(pairs));
+    }
+    let programs = build("", None, "");
     runtime.block_on(print_concurrent(&programs, pairs.min(20)));
     if env::args().any(|argument| argument == CONCURRENT) {
         return;
     }
-    println!("\ncold starts, in turns, {pairs} each: medians, and the medians of the pairs' ratios");
     let sizes = programs.each_ref().map(|program| mebibytes(fs::metadata(program).unwrap().len()));
     println!("size, stripped: {:.2} and {:.2} MiB, ratio {:.3}\n", sizes[0], sizes[1], sizes[1] / sizes[0]);
-    println!("{:<34}{}", "", FIGURES.map(|(name, unit)| format!("{:^30}", format!("{name}, {unit}"))).concat());
-    println!("{:<34}{}", "", format!("{:>10}{:>10}{:>7}   ", "bare", "layer", "ratio").repeat(FIGURES.len()));
+    print_head(pairs);
     let share = CpuShare::new();
     runtime.block_on(async {
         let [plain, tls] = [DynamoDb::start(false).await, DynamoDb::start(true).await];
@@ -91,19 +93,40 @@ fn main() {
     });
 }
 
-/// Builds the functions in the release profile, with only the features that a user enables.
-fn build() -> [PathBuf; 2] {
-    let mut cargo = std::process::Command::new(env!("CARGO"));
-    cargo.args(["build", "--release", "--package", "lambda-lock-cold-start"]);
-    if let Ok(features) = env::var("LOCK_BENCH_FEATURES") {
-        cargo.args(["--features", &features]);
+/// Prints what the cold starts of three builds cost, each beside the bare SDK as people build it.
+async fn print_builds(pairs: usize) {
+    let builds = [
+        ("as it is", build("", None, "")),
+        ("without jitter", build("cold-start-jitter", Some(("AWS_LC_SYS_NO_JITTER_ENTROPY", "1")), "")),
+        ("ring", build("cold-start-ring", None, "ring")),
+    ];
+    let bare = builds[0].1[0].clone();
+    print_head(pairs);
+    let (dynamodb, share) = (DynamoDb::start(true).await, CpuShare::new().unwrap());
+    for (size, share) in [("one CPU", None), ("256 MB", Some(&share))] {
+        for (name, [_, locked]) in &builds {
+            let setting = Setting { dynamodb: &dynamodb, warm_up: false, share };
+            print_row(&format!("TLS, {size}, {name}"), &[bare.clone(), locked.clone()], &setting, pairs).await;
+        }
     }
+}
+
+/// Builds the functions in the release profile, with only the features that a user enables, in a part of the target folder.
+fn build(part: &str, variable: Option<(&str, &str)>, features: &str) -> [PathBuf; 2] {
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    cargo.args(["build", "--release", "--package", "lambda-lock-cold-start", "--features", features]);
     // `target/…/deps/cold_start-…`
     let here = env::current_exe().unwrap();
-    let target = here.ancestors().nth(3).unwrap();
-    cargo.arg("--target-dir").arg(target);
+    let target = here.ancestors().nth(3).unwrap().join(part);
+    cargo.arg("--target-dir").arg(&target).envs(variable);
     assert!(cargo.status().unwrap().success());
     SIDES.map(|side| target.join("release").join(side))
+}
+
+fn print_head(pairs: usize) {
+    println!("\ncold starts, in turns, {pairs} each: medians, and the medians of the pairs' ratios");
+    println!("{:<34}{}", "", FIGURES.map(|(name, unit)| format!("{:^30}", format!("{name} {unit}"))).concat());
+    println!("{:<34}{}", "", format!("{:>10}{:>10}{:>7}   ", "bare", "layer", "ratio").repeat(FIGURES.len()));
 }
 
 /// The conditions under which the functions of a row start.
@@ -207,12 +230,12 @@ async fn cold_start(program: &Path, side: &str, setting: &Setting<'_>) -> [f64; 
     let first = start.elapsed();
     assert!(answer.as_u64().is_some(), "{answer}");
     let cpu = cpu_time(id);
-    let memory = peak_memory(id);
+    let (memory, faults) = (peak_memory(id), page_faults(id));
     if let Some(share) = setting.share {
         share.lift();
     }
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-    [milliseconds(init), milliseconds(first), milliseconds(cpu), memory]
+    [milliseconds(init), milliseconds(first), milliseconds(cpu), memory, faults]
 }
 
 /// Returns the peak memory of a process, in MiB.
@@ -220,6 +243,14 @@ fn peak_memory(pid: u32) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     peak.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
+}
+
+/// Returns how often a process needed a page that it had not used yet.
+fn page_faults(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The name of the program may have spaces; eight fields follow it.
+    let fields = stat.rsplit_once(") ").unwrap().1;
+    fields.split(' ').nth(7).unwrap().parse().unwrap()
 }
 
 /// Returns the real time, which this benchmark measures.
