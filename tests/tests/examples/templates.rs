@@ -148,6 +148,17 @@ fn a_row_of_the_readme_is_a_short_row_of_the_guide() {
 }
 
 #[test]
+fn each_template_builds_without_the_randomness_of_jitter() {
+    const LINES: &str = "[env]\nAWS_LC_SYS_NO_JITTER_ENTROPY = \"1\"\n";
+    assert!(include_str!("../../../lock/docs/trust/performance.md").contains(LINES));
+    assert!(include_str!("../../../.cargo/config.toml").ends_with(LINES));
+    for template in templates() {
+        let config = file_of(&template, ".cargo/config.toml");
+        assert!(config.ends_with(LINES), "{template}: {config}");
+    }
+}
+
+#[test]
 fn a_second_template_finds_the_table_of_the_first_one() {
     for template in templates_with_locks() {
         assert_eq!(file_of(&template, "table.yaml"), file_of("singleton", "table.yaml"), "{template}");
