@@ -25,6 +25,7 @@ mod run;
 mod settings;
 mod shutdown;
 mod texts;
+mod threads;
 mod turns;
 mod waiting;
 
