@@ -338,6 +338,10 @@ fn usable_certificates(bundle: &str) -> String {
 /// Returns the SDK's default client, with these certificates instead of those of the system. Its errors name the host and the
 /// proxy that it cannot connect to.
 pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClient, Error> {
+    Ok(naming_client(certificates)?.into_shared())
+}
+
+fn naming_client(certificates: Option<String>) -> Result<NamingClient, Error> {
     let trusted = match certificates {
         Some(certificates) => TrustStore::empty().with_pem_certificate(certificates),
         None => TrustStore::default(),
@@ -352,7 +356,7 @@ pub(crate) fn http_client(certificates: Option<String>) -> Result<SharedHttpClie
         let sleep = components.and_then(RuntimeComponents::sleep_impl);
         of_client.take(settings).unwrap_or_else(|| of_client.connector(settings, sleep))
     });
-    Ok(NamingClient { client, ready }.into_shared())
+    Ok(NamingClient { client, ready })
 }
 
 /// The connector of the first request, which Lambda's init phase makes: a connector reads all trusted certificates.
@@ -504,4 +508,32 @@ fn root_of(error: &(dyn StdError + 'static)) -> String {
         root = source;
     }
     printable(format!("{text}{root}").trim_end_matches('.')).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_sdk_dynamodb::Client;
+    use aws_sdk_dynamodb::config::{BehaviorVersion, Region};
+
+    use super::*;
+    use crate::client::client_config;
+
+    #[tokio::test]
+    async fn the_first_request_takes_the_connector_that_the_new_client_has_made() {
+        let http = naming_client(None).unwrap();
+        let ready = Arc::clone(&http.ready);
+        let is_made = || ready.connector.get().is_some_and(|connector| connector.lock().unwrap().is_some());
+        let config = SdkConfig::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .http_client(http)
+            .region(Region::from_static("us-east-1"))
+            .credentials_provider(SharedCredentialsProvider::new(Credentials::for_tests()))
+            .endpoint_url("http://127.0.0.1:1")
+            .build();
+        assert!(!is_made());
+        let client = Client::from_conf(client_config(&config).build());
+        assert!(is_made());
+        client.list_tables().send().await.unwrap_err();
+        assert!(!is_made());
+    }
 }
