@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use lambda_lock::embedded::Host;
 use lambda_lock::{ErrorKind, Locks};
 use lambda_lock_tests::World;
 
@@ -22,11 +23,11 @@ async fn two_pauses_at_once_do_not_add_up() {
     let locks = hosts.each_ref().map(|host| world.locks(host).build().unwrap());
     let bank = locks.each_ref().map(|locks| locks.rate(KEY, 10, SECOND));
     bank[0].pass().await.unwrap();
-    let sent: u64 = hosts.iter().map(|host| host.requests()).sum();
+    let sent: u64 = hosts.iter().map(Host::requests).sum();
     let before = hosts[0].now();
     join_all(bank.iter().map(|bank| bank.pause_for(PAUSE))).await.into_iter().collect::<Result<(), _>>().unwrap();
     let after = hosts[0].now();
-    assert_eq!(hosts.iter().map(|host| host.requests()).sum::<u64>() - sent, 2);
+    assert_eq!(hosts.iter().map(Host::requests).sum::<u64>() - sent, 2);
     let until = refused_until(&locks[1]).await;
     assert!((before + PAUSE..=after + PAUSE + Duration::from_millis(1)).contains(&until), "{until:?}");
     hosts[1].advance_clock(PAUSE + SECOND);
