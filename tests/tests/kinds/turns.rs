@@ -64,9 +64,9 @@ pub(crate) async fn a_waiter_takes_a_place_until_it_is_served<S: Subject>() {
 /// them.
 async fn released_with_queue<S: Subject>(waiters: u32, hold: Duration) -> (World, Host, Locks) {
     let world = World::in_virtual_time().await;
-    let mut held = acquired::<S>(&world.default_locks()).await;
+    let mut earlier = acquired::<S>(&world.default_locks()).await;
     sleep(hold).await;
-    held.release().await.unwrap();
+    earlier.release().await.unwrap();
     sleep(MS(1)).await;
     let (host, locks) = host(&world);
     let until = millis(host.now() + ENOUGH);
