@@ -9,7 +9,7 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{Backoff, Locks, Wait};
 use lambda_lock_tests::history::Mutation;
 use lambda_lock_tests::invocation::millis;
-use lambda_lock_tests::{World, engine_with_latency};
+use lambda_lock_tests::{World, engine_with_latency, ms};
 use tokio::join;
 use tokio::time::{sleep, timeout};
 
@@ -18,7 +18,6 @@ use crate::{LEASE, acquired, host, rows};
 
 const ENOUGH: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(10);
-const MS: fn(u64) -> Duration = Duration::from_millis;
 
 fn in_turn() -> Wait {
     Wait::in_turn().up_to(ENOUGH)
@@ -37,7 +36,7 @@ async fn number<S: Subject>(world: &World, name: &str) -> Option<u64> {
 async fn places_given<S: Subject>(world: &World, places: u64) {
     let given = async {
         while number::<S>(world, "tail").await < Some(places) {
-            sleep(MS(2)).await;
+            sleep(ms(2)).await;
         }
     };
     timeout(ENOUGH, given).await.unwrap();
@@ -67,7 +66,7 @@ async fn released_with_queue<S: Subject>(waiters: u32, hold: Duration) -> (World
     let mut earlier = acquired::<S>(&world.default_locks()).await;
     sleep(hold).await;
     earlier.release().await.unwrap();
-    sleep(MS(1)).await;
+    sleep(ms(1)).await;
     let (host, locks) = host(&world);
     let until = millis(host.now() + ENOUGH);
     for mut row in rows::<S>(&world).await.into_iter().flatten() {
@@ -84,7 +83,7 @@ pub(crate) async fn a_newcomer_that_waits_leaves_a_free_key_to_the_queue_for_a_m
     let started = host.now();
     let mut held = waited::<S>(&locks).await;
     let waited = host.now().duration_since(started).unwrap();
-    assert!(waited > Duration::ZERO && waited <= MS(30), "{waited:?}");
+    assert!(waited > Duration::ZERO && waited <= ms(30), "{waited:?}");
     // An attempt, a place, and an attempt. A set may reserve its keys, too.
     assert!((3..=2 + S::KEYS.len() as u64).contains(&host.requests()), "{} requests", host.requests());
     held.release().await.unwrap();
@@ -99,9 +98,9 @@ pub(crate) async fn an_acquire_that_does_not_wait_takes_a_free_key_at_once<S: Su
 
 pub(crate) async fn a_wait_does_not_end_without_a_key_that_is_free<S: Subject>() {
     tokio::time::pause();
-    for wait in [Wait::in_turn().up_to(MS(4)), Wait::in_turn().up_to(MS(6)), Wait::in_turn().max_attempts(2)] {
+    for wait in [Wait::in_turn().up_to(ms(4)), Wait::in_turn().up_to(ms(6)), Wait::in_turn().max_attempts(2)] {
         // Whoever has a place leaves the keys to those ahead for 6 ms then.
-        let (_world, _host, locks) = released_with_queue::<S>(9, MS(100)).await;
+        let (_world, _host, locks) = released_with_queue::<S>(9, ms(100)).await;
         S::wait(&locks, LEASE, wait).await.unwrap_or_else(|error| panic!("{wait:?}: {error}")).release().await.unwrap();
     }
 }
@@ -109,7 +108,7 @@ pub(crate) async fn a_wait_does_not_end_without_a_key_that_is_free<S: Subject>()
 pub(crate) async fn plain_backoff_takes_no_place<S: Subject>() {
     let world = World::new().await;
     let mut first = acquired::<S>(&world.default_locks()).await;
-    let plain = Wait::backoff(Backoff::new().base(MS(10))).up_to(MS(100));
+    let plain = Wait::backoff(Backoff::new().base(ms(10))).up_to(ms(100));
     let Err(error) = S::wait(&world.default_locks(), LEASE, plain).await else { panic!("it was granted") };
     assert!(error.is_held());
     assert_eq!(number::<S>(&world, "tail").await, None);
@@ -142,7 +141,7 @@ async fn a_lying_hint_costs_time_only<S: Subject>(name: &str) {
         world.put_row(row).await;
         let mut first = acquired::<S>(&ours).await;
         let release = async {
-            sleep(MS(20)).await;
+            sleep(ms(20)).await;
             first.release().await.unwrap();
         };
         println!("{name} = {value:?}");
@@ -192,13 +191,13 @@ pub(crate) async fn a_waiter_whose_place_was_passed_does_not_set_the_queue_back<
     let ours = world.default_locks();
     for _ in 0..20 {
         let mut held = acquired::<S>(&ours).await;
-        sleep(MS(100)).await;
+        sleep(ms(100)).await;
         held.release().await.unwrap();
     }
     let mut first = acquired::<S>(&ours).await;
     // The waiter has the first place, and sleeps until the hold should end.
     let serve = async {
-        sleep(MS(50)).await;
+        sleep(ms(50)).await;
         let mut row = world.row(S::KEYS[0]).await.unwrap();
         row.extend(["tail", "head"].map(|name| (name.to_owned(), AttributeValue::N("5".to_owned()))));
         world.put_row(row).await;
@@ -240,7 +239,7 @@ async fn serve<S: Subject>(waiters: u32, apart: Duration, mutation: Option<Mutat
         let patience = Wait::in_turn().up_to(Duration::from_mins(2));
         let mut held = S::wait(&locks, LEASE, patience).await.unwrap_or_else(|error| panic!("{error}"));
         served.lock().unwrap().push(number);
-        sleep(MS(20)).await;
+        sleep(ms(20)).await;
         held.release().await.unwrap();
     };
     join_all((0..waiters).map(wait)).await;
@@ -251,7 +250,7 @@ async fn serve<S: Subject>(waiters: u32, apart: Duration, mutation: Option<Mutat
 // The benchmark `contention` shows the order on a real table, too.
 pub(crate) async fn waiters_are_served_in_the_order_of_their_arrival<S: Subject>() {
     tokio::time::pause();
-    let (served, _) = serve::<S>(16, MS(10), None).await;
+    let (served, _) = serve::<S>(16, ms(10), None).await;
     assert!((0..16).zip(&served).all(|(place, number)| u32::abs_diff(place, *number) <= 2), "{served:?}");
 }
 
@@ -260,6 +259,6 @@ pub(crate) async fn a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_d
     for mutation in Mutation::QUEUE {
         let (_, took) = serve::<S>(8, Duration::ZERO, Some(mutation)).await;
         println!("{mutation:?}: {took:?}");
-        assert!(took <= 8 * (MS(30) + Duration::from_secs(5)), "{mutation:?}: {took:?}");
+        assert!(took <= 8 * (ms(30) + Duration::from_secs(5)), "{mutation:?}: {took:?}");
     }
 }

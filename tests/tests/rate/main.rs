@@ -13,13 +13,10 @@ use std::time::Duration;
 
 use lambda_lock::embedded::Host;
 use lambda_lock::{Error, Locks, Rate};
+use lambda_lock_tests::ms;
 
 const KEY: &str = "bank-api";
 const SECOND: Duration = Duration::from_secs(1);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// Ten calls a second, on this host.
 fn ten_a_second(host: &Host) -> Rate {
