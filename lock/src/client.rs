@@ -25,14 +25,13 @@ use aws_smithy_types::timeout::TimeoutConfig;
 use crate::clock::{Offset, Reading, since_epoch};
 use crate::connections::{Connections, has_no_answer};
 use crate::error::{is_conflict, is_throttle};
+use crate::limits::{CONNECT_TIMEOUT, READ_TIMEOUT};
 use crate::random;
 use crate::sdk::http_client;
 
 const MAX_ATTEMPTS: u32 = 6;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(25);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(1);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The connect timeout that [`aws_config`] sets unless the user does.

@@ -45,6 +45,9 @@ pub(crate) const MAX_PERMITS: u32 = 100;
 /// The largest value of a semaphore's data: the row also has the names of many holders.
 pub(crate) const MAX_PERMIT_DATA_BYTES: usize = 200 * 1024;
 
+/// How long the clients of locks try to connect, and how long they wait for the first byte of an answer.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest time for a request, including the SDK's retries. An acquire is also limited by its lease.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time before the deadline that an acquire leaves, so that Lambda gets an answer instead of a timeout.

@@ -35,8 +35,8 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use crate::client::{CONNECT_TIMEOUT, READ_TIMEOUT};
 use crate::error::Error;
+use crate::limits::{CONNECT_TIMEOUT, READ_TIMEOUT};
 use crate::text::printable;
 
 /// The settings that requests have in headers: the credentials, by their variables and by their properties in a profile, and
@@ -514,9 +514,9 @@ fn root_of(error: &(dyn StdError + 'static)) -> String {
 mod tests {
     use aws_sdk_dynamodb::Client;
     use aws_sdk_dynamodb::config::{BehaviorVersion, Region};
+    use aws_smithy_types::timeout::TimeoutConfig;
 
     use super::*;
-    use crate::client::client_config;
 
     #[tokio::test]
     async fn the_first_request_takes_the_connector_that_the_new_client_has_made() {
@@ -529,9 +529,12 @@ mod tests {
             .region(Region::from_static("us-east-1"))
             .credentials_provider(SharedCredentialsProvider::new(Credentials::for_tests()))
             .endpoint_url("http://127.0.0.1:1")
+            .timeout_config(
+                TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).build(),
+            )
             .build();
         assert!(!is_made());
-        let client = Client::from_conf(client_config(&config).build());
+        let client = Client::new(&config);
         assert!(is_made());
         client.list_tables().send().await.unwrap_err();
         assert!(!is_made());

@@ -163,7 +163,7 @@ impl<'a> Asking<'a> {
         let now = self.now;
         self.acquisition.lease_end = self.lease.end;
         self.adaptations = 0;
-        self.waiting.ask(now);
+        self.waiting.begin(now);
         self.may_have_key = true;
         self.send(now)
     }
@@ -269,7 +269,7 @@ impl<'a> Asking<'a> {
         match self.after_withdrawal.take() {
             Some(AfterWithdrawal::End(ended)) => return Step::End(*ended),
             Some(AfterWithdrawal::Ask) if self.acquire.waits() && self.acquire.lease_from(now).is_ok() => {
-                if self.waiting.asks_at_once(now) {
+                if self.waiting.follows_at_once(now) {
                     return self.ask(now);
                 }
             }

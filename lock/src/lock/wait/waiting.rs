@@ -134,7 +134,7 @@ impl Waiting {
     }
 
     /// Begins an attempt: its ranks are those of this moment.
-    pub(crate) fn ask(&mut self, now: Moment) {
+    pub(crate) fn begin(&mut self, now: Moment) {
         let ranks = |turns: &Turns| if self.is_last { turns.last_ranks(now) } else { turns.ranks(now) };
         self.ranks = self.turns.as_ref().map(ranks).unwrap_or_default();
     }
@@ -183,7 +183,7 @@ impl Waiting {
     }
 
     /// Counts an attempt that was in vain. Returns `true` if the next one follows at once.
-    pub(crate) fn asks_at_once(&mut self, now: Moment) -> bool {
+    pub(crate) fn follows_at_once(&mut self, now: Moment) -> bool {
         let may_ask = !self.is_elsewhere && !self.is_last;
         if may_ask {
             self.is_last = !self.count(now);
