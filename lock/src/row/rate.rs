@@ -34,7 +34,7 @@ pub(crate) struct Pace {
     pub(crate) tolerance: Duration,
 }
 
-/// What an update of a rate has met. Each number says when the next call was due.
+/// The answer of the row to an update of a rate. Each number says when the next call was due.
 enum Met {
     /// It has changed the row. A new row had no number.
     Moved(Option<u64>),
