@@ -1,4 +1,4 @@
-//! Recipes of the guides: the newest wins, two limits, a circuit breaker, a key that is closed for maintenance.
+//! Recipes: the newest wins, two limits, a circuit breaker, a key that is closed for maintenance.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
