@@ -98,7 +98,7 @@ mod sdk;
 
 mod lock;
 #[cfg(feature = "model")]
-#[doc(hidden)]
+#[path = "../../tests/model/lock/model.rs"]
 pub mod model;
 
 #[cfg(feature = "idempotency")]

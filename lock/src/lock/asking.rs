@@ -200,7 +200,8 @@ impl<'a> Asking<'a> {
             self.may_have_key = before.is_some() || self.is_unanswered;
             self.acquisition.mistaken(offset, before);
             let error = self.acquisition.error(Cause::ClockSkew(offset, table.clock_skew), table);
-            return self.give_up(Err(error), now);
+            let (_, attempts_before) = self.waiting.so_far();
+            return self.give_up(Err(error.with_attempts(attempts_before.saturating_add(1))), now);
         }
         let claim = claim(self.acquire, self.now, self.lease, self.waiting.ranks());
         let claimed = answer.and_then(|answer| self.acquisition.answered(table, &claim, self.number, answer));

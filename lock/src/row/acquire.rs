@@ -27,7 +27,7 @@ impl Acquisition {
         // back.
         let known_fence = claim.earlier_fence.filter(|_| matches!(self.target, Target::Key(_)));
         let update = |(index, key): (usize, &'a String)| {
-            let update = match (self.plan.over(index), known_fence, &self.target) {
+            let update = match (self.plan.earlier(index), known_fence, &self.target) {
                 (Some(seen), ..) => self.place(table, key).take_over(number, claim, seen),
                 (None, Some(fence), _) => self.key_place(table, key).take_over_from(number, claim, fence),
                 // The refusal shows the acquisitions to take over. A transaction has no update that sets nothing.
@@ -55,7 +55,7 @@ impl Acquisition {
     ) -> Result<Option<Claimed>, Error> {
         match answer {
             Answer::Applied(before) => self.granted(table, claim, number, before).map(Claimed::Granted).map(Some),
-            Answer::Refused(refused) => self.denied(table, claim, number, refused),
+            Answer::Refused(refused) => self.refused(table, claim, number, refused),
         }
     }
 
@@ -93,14 +93,14 @@ impl Acquisition {
         match last {
             // A permit that has ended was replaced, and has the same identity, too.
             Some(row) if row.is_semaphore() => {
-                let over = row.permit_of_identity(&self.owner).filter(|permit| permit.is_current());
-                taken_from.extend(over.cloned());
+                let earlier = row.permit_of_identity(&self.owner).filter(|permit| permit.is_current());
+                taken_from.extend(earlier.cloned());
             }
             row => taken_from.extend(row.filter(|holder| !holder.has_released())),
         }
         // A transaction returns no row.
-        let over = plan.over.first().and_then(Option::as_ref);
-        let held_since = over
+        let seen = plan.earlier.first().and_then(Option::as_ref);
+        let held_since = seen
             .or_else(|| taken_from.iter().find(|holder| holder.is_current()))
             .and_then(|earlier| earlier.held_since);
         let data = claim.data.cloned().or(left);
@@ -108,29 +108,29 @@ impl Acquisition {
     }
 
     /// Reads a refusal. Returns `None` if another attempt can succeed at once.
-    fn denied(
+    fn refused(
         &mut self,
         table: &Table,
         claim: &Claim<'_>,
         number: u64,
         refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
-        let has_taken_over = self.plan.over.iter().any(Option::is_some);
+        let has_taken_over = self.plan.earlier.iter().any(Option::is_some);
         self.plan = Plan::default();
         if let Some(key) = refused.without_row().filter(|_| claim.takes_over) {
             return Err(Error::new(Cause::Lost(None), table.place(), key));
         }
-        let denied = match self.target {
-            Target::Permit { of, .. } => self.denied_permit(table, claim, of, refused),
-            _ => self.denied_keys(table, claim, number, has_taken_over, refused),
+        let claimed = match self.target {
+            Target::Permit { of, .. } => self.refused_by_semaphore(table, claim, of, refused),
+            _ => self.refused_by_keys(table, claim, number, has_taken_over, refused),
         };
-        match denied {
+        match claimed {
             Err(error) if claim.takes_over && error.holder().is_some() => Err(error.into_lost()),
-            denied => denied,
+            claimed => claimed,
         }
     }
 
-    fn denied_keys(
+    fn refused_by_keys(
         &mut self,
         table: &Table,
         claim: &Claim<'_>,
@@ -139,7 +139,7 @@ impl Acquisition {
         mut refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
         let prevented = refused.prevented.take();
-        self.plan.over = vec![None; self.target.keys().len()];
+        self.plan.earlier = vec![None; self.target.keys().len()];
         let (mut own, mut held, mut asks_again) = (Vec::new(), Vec::new(), false);
         for (key, row) in refused.into_each(claim.now) {
             let row = row.map_err(|why| self.unreadable(why, table, &key))?;
@@ -160,7 +160,7 @@ impl Acquisition {
             if is_own && !row.has_released() {
                 own.push(row);
             } else if let (true, Some(index)) = (is_earlier, self.index_of(&key)) {
-                self.plan.over[index] = Some(row);
+                self.plan.earlier[index] = Some(row);
                 asks_again = true;
             } else if (last >= Some(number) || has_taken_over) && !row.is_current() && !claim.takes_over {
                 // The key is free: the number was too small, or the acquisition to take over has ended meanwhile.
@@ -203,7 +203,7 @@ impl Acquisition {
         }
     }
 
-    fn denied_permit(
+    fn refused_by_semaphore(
         &mut self,
         table: &Table,
         claim: &Claim<'_>,
@@ -232,7 +232,7 @@ impl Acquisition {
         }
         if let Some(earlier) = row.permit_of_identity(&self.owner).filter(|permit| permit.is_current()) {
             self.numbers.see(earlier.number);
-            self.plan.over = vec![Some(earlier.clone())];
+            self.plan.earlier = vec![Some(earlier.clone())];
             return Ok(None);
         }
         let ended = || row.permits.iter().filter(|permit| !permit.is_current());

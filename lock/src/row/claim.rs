@@ -68,8 +68,8 @@ impl Rank {
 /// The work of the next attempt beside taking a free key or permit, as it follows from the rows of the last refusal.
 #[derive(Clone, Default)]
 pub(crate) struct Plan {
-    /// The acquisitions of the same identity to take over, in the order of the keys.
-    pub(super) over: Vec<Option<Holder>>,
+    /// The earlier acquisitions of the same identity, which the attempt takes over, in the order of the keys.
+    pub(super) earlier: Vec<Option<Holder>>,
     /// The permits to replace.
     pub(super) ended: Vec<Holder>,
     /// The place of this waiter, if a waiter behind it was served first.
@@ -80,15 +80,15 @@ pub(crate) struct Plan {
 impl fmt::Debug for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seen = |seen: &Holder| (seen.owner.clone(), seen.number, seen.sequence, seen.released, seen.until);
-        let over: Vec<_> = self.over.iter().map(|over| over.as_ref().map(seen)).collect();
+        let earlier: Vec<_> = self.earlier.iter().map(|earlier| earlier.as_ref().map(seen)).collect();
         let ended: Vec<_> = self.ended.iter().map(seen).collect();
-        f.debug_struct("Plan").field("over", &over).field("ended", &ended).field("passed", &self.passed).finish()
+        f.debug_struct("Plan").field("earlier", &earlier).field("ended", &ended).field("passed", &self.passed).finish()
     }
 }
 
 impl Plan {
-    pub(super) fn over(&self, index: usize) -> Option<&Holder> {
-        self.over.get(index)?.as_ref()
+    pub(super) fn earlier(&self, index: usize) -> Option<&Holder> {
+        self.earlier.get(index)?.as_ref()
     }
 
     /// Returns the place in the queue that an attempt serves if it succeeds.

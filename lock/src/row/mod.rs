@@ -60,8 +60,6 @@ mod rendered;
 mod renew;
 mod repeat;
 mod reserve;
-#[cfg(feature = "model")]
-mod script;
 mod semaphore;
 mod table;
 mod target;
@@ -86,11 +84,9 @@ pub(crate) use record::{Completed, Completing, Outcome};
 pub(crate) use record_claim::RecordClaim;
 pub(crate) use release::{Released, Releasing};
 pub(crate) use renew::{Renewed, Renewing};
-#[cfg(feature = "model")]
-pub use script::{Clocks, Item, Reply, Request};
-#[cfg(feature = "model")]
-pub(crate) use script::{answer, requests};
 pub(crate) use table::{Table, in_time, is_same_table};
 pub(crate) use target::Target;
 pub(crate) use withdraw::Withdrawing;
+#[cfg(feature = "model")]
+pub(crate) use write::exchange;
 pub(crate) use write::{Answer, Write};

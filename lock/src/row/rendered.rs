@@ -192,8 +192,8 @@ impl<'e> Placeholders<'e> {
 
     /// Writes the name itself if it may stand in an expression: each placeholder makes the request longer.
     fn write_name(&mut self, name: &'static str, text: &mut String) {
-        if RESERVED_WORDS.contains(&name) {
-            write_placeholder(&mut self.names, '#', name, name, text);
+        if RESERVED_WORDS.contains(&name) || name.contains(':') {
+            write_placeholder(&mut self.names, '#', name.trim_end_matches(':'), name, text);
         } else {
             text.push_str(name);
         }
@@ -281,6 +281,13 @@ mod tests {
             assert_eq!(text, "#status = :v AND #owner > :v");
             assert_eq!(rendered.values.unwrap().get(":v"), Some(&value().1.to_attribute()));
         }
+    }
+
+    #[test]
+    fn a_name_with_a_colon_has_a_placeholder() {
+        let (text, rendered) = rendered(&"note:".exists());
+        assert_eq!(text, "attribute_exists(#note)");
+        assert_eq!(rendered.names.unwrap().get("#note").map(String::as_str), Some("note:"));
     }
 
     #[test]

@@ -1,8 +1,5 @@
 //! Sending updates once: one, or several that are applied together.
 
-#[cfg(feature = "model")]
-use std::collections::HashMap;
-
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata as _, SdkError};
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
@@ -20,6 +17,10 @@ use crate::clock::Moment;
 use crate::error::{Cause, Error, ONE_KEY_INSTEAD, cause_of_invalid};
 use crate::holder::Holder;
 use crate::text::printable;
+
+#[cfg(feature = "model")]
+#[path = "../../../tests/model/lock/exchange.rs"]
+pub(crate) mod exchange;
 
 /// Updates that are applied together or not at all.
 #[derive(Clone, Debug)]
@@ -127,45 +128,6 @@ fn row_of(update: &Update<'_>, item: Option<Item>) -> Result<Option<Item>, Unrea
     match item {
         None if update.is_refused_by_rows_only() => Err(Unreadable::NotReturned),
         item => Ok(item),
-    }
-}
-
-#[cfg(feature = "model")]
-type Texts =
-    (Option<String>, Option<String>, Option<HashMap<String, String>>, Option<HashMap<String, types::AttributeValue>>);
-
-#[cfg(feature = "model")]
-impl Write<'_> {
-    /// Returns the texts of each update, with the meanings of their placeholders.
-    pub(crate) fn rendered(&self) -> impl Iterator<Item = (&str, Texts)> {
-        self.updates.iter().map(|update| {
-            let Rendered { update: text, condition, names, values } = Rendered::of_update(update);
-            (update.key, (text, condition, names, values))
-        })
-    }
-
-    /// Returns the row that the answer has after a change: as it was before, or as it is now. A transaction returns no row.
-    pub(crate) fn returned(&self, before: Option<Item>, after: Item) -> Item {
-        match self.updates.first().filter(|_| self.transact.is_none()).and_then(|update| update.returns.as_ref()) {
-            Some(types::ReturnValue::AllOld) => before.unwrap_or_default(),
-            Some(types::ReturnValue::AllNew) => after,
-            _ => Item::new(),
-        }
-    }
-}
-
-#[cfg(feature = "model")]
-impl Answer {
-    /// Builds a refusal. A key whose condition was met has `None`; each other key has its row, if there is one.
-    pub(crate) fn refused_by(rows: impl Iterator<Item = (String, Option<Option<Item>>)>) -> Self {
-        let mut refused = Refused::default();
-        for (key, row) in rows {
-            match row {
-                Some(row) => refused.rows.push((key, Ok(row))),
-                None => refused.willing.push(key),
-            }
-        }
-        Self::Refused(refused)
     }
 }
 

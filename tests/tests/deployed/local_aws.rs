@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use std::{env, thread};
 
+use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_dynamodb::config::Credentials;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
@@ -49,6 +50,16 @@ impl LocalAws {
         let local = Self { endpoint, directory, server };
         loop_until(Duration::from_secs(30), async || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.ok()).await;
         local
+    }
+
+    /// The configuration of clients in this process.
+    pub(crate) async fn config(&self) -> SdkConfig {
+        aws_config::defaults(BehaviorVersion::latest())
+            .endpoint_url(&self.endpoint)
+            .region(Region::new(REGION))
+            .credentials_provider(credentials())
+            .load()
+            .await
     }
 
     pub(crate) fn command(&self, program: &str) -> Command {

@@ -5,7 +5,6 @@ use std::env;
 use std::path::Path;
 use std::time::Duration;
 
-use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::config::Credentials;
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_lambda::primitives::Blob;
@@ -69,12 +68,7 @@ impl Stack {
         ];
         local.deploy(STACK, &parameters).await;
 
-        let config = aws_config::defaults(BehaviorVersion::latest())
-            .endpoint_url(&local.endpoint)
-            .region(Region::new(REGION))
-            .credentials_provider(credentials())
-            .load()
-            .await;
+        let config = local.config().await;
         let dynamodb = aws_sdk_dynamodb::Client::new(&config);
         let tables = dynamodb.list_tables().send().await.unwrap().table_names.unwrap();
         assert_eq!(tables.len(), 2, "{tables:?}");

@@ -3,14 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use aws_config::{BehaviorVersion, Region};
 use aws_sdk_lambda::primitives::Blob;
 use aws_sdk_lambda::types::{Environment, FunctionCode, Runtime};
 use lambda_lock::Locks;
 use serde_json::{Value, json};
 
 use crate::REGION;
-use crate::local_aws::{LocalAws, credentials};
+use crate::local_aws::LocalAws;
 
 const NAME: &str = "holders";
 const TABLE: &str = "locks";
@@ -19,12 +18,7 @@ const TABLE: &str = "locks";
 #[ignore = "needs a local AWS: .ci/run deployed"]
 async fn the_deployed_widget_shows_a_holder_and_frees_its_key() {
     let local = LocalAws::start().await;
-    let config = aws_config::defaults(BehaviorVersion::latest())
-        .endpoint_url(&local.endpoint)
-        .region(Region::new(REGION))
-        .credentials_provider(credentials())
-        .load()
-        .await;
+    let config = local.config().await;
     let locks = Locks::builder(aws_sdk_dynamodb::Client::new(&config), TABLE).holder("worker 3").build().unwrap();
     locks.create_table().await.unwrap();
     let lambda = aws_sdk_lambda::Client::new(&config);

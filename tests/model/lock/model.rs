@@ -1,5 +1,4 @@
-//! The protocol without a network and without clocks of its own: what the model in the tests drives. It is no part of the API,
-//! and changes without notice.
+//! The protocol without a network and without clocks of its own, which the model drives.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,11 +9,12 @@ use crate::holder::Holder;
 use crate::lock::asking::{Answered, Asking, Ended, Step as Next};
 use crate::lock::wait::{Pause, Paused};
 use crate::lock::{Acquire, Continuation, Locks};
+pub use crate::row::exchange::{Clocks, Item, Reply, Request};
+use crate::row::exchange::{answer, requests};
 use crate::row::{
     Acquisition, Coalescing, Completing, Freeing, Operation as _, Outcome, RecordClaim, Release, Released, Releasing,
-    Renewed, Renewing, Target, Withdrawing, answer, requests,
+    Renewed, Renewing, Target, Withdrawing,
 };
-pub use crate::row::{Clocks, Item, Reply, Request};
 
 /// The acquire of a record of idempotency. With `reject_unfinished`, a run that did not finish is refused for so long.
 pub fn record(locks: &Locks, key: &str, reject_unfinished: Option<Duration>) -> Acquire {

@@ -1,4 +1,4 @@
-//! Requests and their answers as the model has them, instead of a network.
+//! Requests and their answers as the model has them, instead of a network. A module of `row/write`, whose fields it reads.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::AttributeValue;
 use tokio::time::Instant;
 
-use super::write::{Answer, Write};
+use super::{Answer, Refused, Rendered, Write, types};
 use crate::clock::{Moment, monotonic};
 
 /// A row, as DynamoDB has it.
@@ -62,19 +62,33 @@ impl Clocks {
 }
 
 pub(crate) fn requests(write: &Write<'_>) -> Vec<Request> {
-    let rendered = write.rendered().map(|(key, (update, condition, names, values))| Request {
-        key: key.to_owned(),
-        update,
-        condition,
-        names: names.unwrap_or_default(),
-        values: values.unwrap_or_default(),
+    let requests = write.updates.iter().map(|of| {
+        let Rendered { update, condition, names, values } = Rendered::of_update(of);
+        let (names, values) = (names.unwrap_or_default(), values.unwrap_or_default());
+        Request { key: of.key.to_owned(), update, condition, names, values }
     });
-    rendered.collect()
+    requests.collect()
 }
 
 pub(crate) fn answer(write: &Write<'_>, reply: Reply) -> Answer {
-    match reply {
-        Reply::Applied { before, after } => Answer::Applied(write.returned(before, after)),
-        Reply::Refused(rows) => Answer::refused_by(write.keys().map(str::to_owned).zip(rows)),
+    let rows = match reply {
+        Reply::Applied { before, after } => {
+            // A transaction returns no row.
+            let update = write.updates.first().filter(|_| write.transact.is_none());
+            return Answer::Applied(match update.and_then(|update| update.returns.as_ref()) {
+                Some(types::ReturnValue::AllOld) => before.unwrap_or_default(),
+                Some(types::ReturnValue::AllNew) => after,
+                _ => Item::new(),
+            });
+        }
+        Reply::Refused(rows) => rows,
+    };
+    let mut refused = Refused::default();
+    for (key, row) in write.keys().map(str::to_owned).zip(rows) {
+        match row {
+            Some(row) => refused.rows.push((key, Ok(row))),
+            None => refused.willing.push(key),
+        }
     }
+    Answer::Refused(refused)
 }
