@@ -220,9 +220,9 @@ impl Holder {
 
     /// Returns `true` if the key was held when the row was read, by the reader's clock.
     ///
-    /// A key that is not held is free for a lock. A waiter still leaves it to the [waiters before it](crate::docs::reference::waiting) for a
-    /// moment. A record of idempotency is free if it [has been released](Self::has_released): `OnUnfinished::Reject` refuses
-    /// what a run has left unfinished.
+    /// A key that is not held is free for a lock. A waiter still leaves it to the [waiters before
+    /// it](crate::docs::reference::waiting) for a moment. A record of idempotency is free if it [has been
+    /// released](Self::has_released): `OnUnfinished::Reject` refuses what a run has left unfinished.
     #[must_use]
     pub fn is_current(&self) -> bool {
         let shown = self.shown();
@@ -342,7 +342,8 @@ pub(crate) fn identity_of(owner: &str) -> Option<&str> {
 /// How many holders of permits a text names.
 const NAMED: usize = 5;
 
-/// `someone until 2026-11-21T02:53:00.000Z`, ``someone for `an identity` until …``, or `someone, another; the first lease ends at …` for a semaphore.
+/// `someone until 2026-11-21T02:53:00.000Z`, ``someone for `an identity` until …``, or `someone, another; the first lease ends
+/// at …` for a semaphore.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let until = humantime::format_rfc3339_millis(self.until());

@@ -31,8 +31,8 @@ pub const RELEASED: &str = "lambda_lock_released";
 /// of its lease; an HTTP handler answered with a status from 500; a result could not be stored; a lock was dropped without
 /// a release; or your code called [`clear_min_hold`](crate::Lock::clear_min_hold). It does not count as
 /// [`RELEASED`]. [`Acquire::run`](crate::Acquire::run) and your own releases cannot tell an error from a result: call
-/// `clear_min_hold` there. A lock that is [kept](crate::Lock::keep) counts when its identity releases it. A run that has committed its result in a transaction
-/// and fails after that counts as both.
+/// `clear_min_hold` there. A lock that is [kept](crate::Lock::keep) counts when its identity releases it. A run that has
+/// committed its result in a transaction and fails after that counts as both.
 pub const WORK_FAILED: &str = "lambda_lock_work_failed";
 /// Counter: releases and completions that failed, by [`REASON`].
 pub const RELEASE_FAILED: &str = "lambda_lock_release_failed";
@@ -73,8 +73,8 @@ pub const REASON: &str = "reason";
 /// detail](crate::docs::reference::http#the-statuses) has them.
 pub const PROBLEM: &str = "problem";
 /// Label: the outcome of a message or a record. `done` by this invocation, `duplicate` of a done one, `in_progress`
-/// elsewhere, `failed`, `dead_lettered`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or `timed_out` when it
-/// was cancelled near the end of its lease.
+/// elsewhere, `failed`, `dead_lettered`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or
+/// `timed_out` when it was cancelled near the end of its lease.
 pub const OUTCOME: &str = "outcome";
 
 /// Gives the installed exporter the units and descriptions. Feature `metrics`.

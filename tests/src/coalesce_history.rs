@@ -1,7 +1,7 @@
-//! Histories of coalescing: invocations on hosts with wrong clocks and bad networks share a few keys. An invocation that is refused,
-//! some of them after a wait, leaves its work to the holder, which runs once more. An invocation that crashes or fails is retried, as
-//! Lambda does, some with an identity that takes its lock over, and an operator frees keys. A seed determines each history, which runs in paused time. A ledger sees every request
-//! as it is applied, and every run as it begins and ends.
+//! Histories of coalescing: invocations on hosts with wrong clocks and bad networks share a few keys. An invocation that is
+//! refused, some of them after a wait, leaves its work to the holder, which runs once more. An invocation that crashes or fails
+//! is retried, as Lambda does, some with an identity that takes its lock over, and an operator frees keys. A seed determines
+//! each history, which runs in paused time. A ledger sees every request as it is applied, and every run as it begins and ends.
 
 mod mutations;
 

@@ -1,8 +1,8 @@
 //! Histories of a stream, or of a Kafka topic: a mapping delivers the batches of a shard, or of several partitions at once,
 //! to the consumer, on hosts with wrong clocks and bad networks that crash and overrun. Lambda delivers again from the number
-//! that an answer names, bisects batches, gives batches up, loses answers, and delivers a batch twice at once. A seed determines each history, which runs in paused
-//! time. The ledger of idempotent work checks every run. This module checks the order, the answers to Lambda, and the
-//! fate of each record.
+//! that an answer names, bisects batches, gives batches up, loses answers, and delivers a batch twice at once. A seed
+//! determines each history, which runs in paused time. The ledger of idempotent work checks every run. This module checks the
+//! order, the answers to Lambda, and the fate of each record.
 
 mod mutations;
 mod shard;

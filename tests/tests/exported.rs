@@ -1,5 +1,5 @@
-//! The metrics and logs that the example functions export to `CloudWatch`. A process has one exporter, so these tests run one at a time and
-//! in their own process.
+//! The metrics and logs that the example functions export to `CloudWatch`. A process has one exporter, so these tests run one
+//! at a time and in their own process.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

@@ -56,7 +56,8 @@ const MAX_KEY_LENGTH: usize = 255;
 /// ```
 ///
 /// It follows the IETF draft "The Idempotency-Key HTTP Header Field"
-/// (draft-ietf-httpapi-idempotency-key-header-07). [`docs::reference::http`](crate::docs::reference::http) has the table of all statuses.
+/// (draft-ietf-httpapi-idempotency-key-header-07). [`docs::reference::http`](crate::docs::reference::http) has the table of all
+/// statuses.
 ///
 /// Put it around a `lambda_http` handler or an axum router: API Gateway's REST and HTTP APIs, function URLs and load
 /// balancers. Requests with other methods than [these](Self::methods) pass through. The key of a record is the

@@ -68,8 +68,8 @@ use crate::text::printable;
 /// running when the lease ends is cancelled, and the invocation fails with `LockLost`. By default Lambda's own timeout is
 /// due at the same time and usually comes first; on Managed Instances, nothing but this layer ends the handler. A handler
 /// that blocks its thread is not cancelled, and fails in the same way when it returns. Work in `spawn_blocking` or
-/// `tokio::spawn` is not cancelled either: [give it the lock](crate::docs::operate::deploying#managed-instances). A failed release is
-/// logged and does not replace the handler's result.
+/// `tokio::spawn` is not cancelled either: [give it the lock](crate::docs::operate::deploying#managed-instances). A failed
+/// release is logged and does not replace the handler's result.
 ///
 /// Put a timeout inside of this layer. One outside drops the handler and the lock, whose release in the background Lambda
 /// may freeze.
@@ -103,9 +103,9 @@ use crate::text::printable;
 /// # Durable functions
 ///
 /// Do not put the layer around the entry of a durable function. Each suspension ends an invocation, and that releases the
-/// lock in the middle of the execution. Hold the lock for an [identity](crate::docs::reference::identities) from the first step to the last
-/// instead. If the payload is a `serde_json::Value`, the layer sees the ARN and the token of a durable execution, and the
-/// invocation fails with `LockInvalid`.
+/// lock in the middle of the execution. Hold the lock for an [identity](crate::docs::reference::identities) from the first step
+/// to the last instead. If the payload is a `serde_json::Value`, the layer sees the ARN and the token of a durable execution,
+/// and the invocation fails with `LockInvalid`.
 ///
 /// # The release profile
 ///
@@ -329,8 +329,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
 
     /// Starts `calls` invocations of a key in a `period`, spread evenly, instead of one at a time: each passes the key's
     /// [rate](Locks::rate). With [`wait`](Self::wait), an invocation sleeps until its time comes. Otherwise, and if the wait would
-    /// be too long, it finds the key held: [`on_held`](Self::on_held) answers it, or it fails with `LockHeld`. Choose a wait that is
-    /// longer than [clocks may differ](Rate#which-calls-pass).
+    /// be too long, it finds the key held: [`on_held`](Self::on_held) answers it, or it fails with `LockHeld`. Choose a wait
+    /// that is longer than [clocks may differ](Rate#which-calls-pass).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -407,15 +407,16 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// `needs` is the time that a run needs. If less is left until the deadline, the invocation fails instead, after it has
     /// released the key, so that its service retries it: with the error of a handler that failed, or with `LockRunAgain`. Lambda
     /// retries an asynchronous invocation, twice. The same holds if DynamoDB does not answer whether work was left. If changes come
-    /// all the time, or nobody retries, [send an event](Self::on_too_little_time) instead, or give the function a failure destination.
+    /// all the time, or nobody retries, [send an event](Self::on_too_little_time) instead, or give the function a failure
+    /// destination.
     ///
     /// So after each invocation that was skipped, a run begins, unless the holder crashes, panics or loses its lock and nobody
     /// retries it: [all cases](crate::docs::recipes::rebuild#who-does-the-skipped-work). If an answer of DynamoDB is lost, or if
     /// another invocation gets the key between the two runs, one run more than needed may follow. All functions that share the key
     /// need this setting, and a handler that gets the [lock](crate::WithLock) leaves the release to this layer.
     ///
-    /// With a [wait](Self::wait), an invocation leaves its work to the holder that has the key when the wait ends. If that holder has
-    /// gone since, the invocation asks again at once, up to two times, and does not wait again.
+    /// With a [wait](Self::wait), an invocation leaves its work to the holder that has the key when the wait ends. If that
+    /// holder has gone since, the invocation asks again at once, up to two times, and does not wait again.
     ///
     /// No request more if nobody was skipped; one for each invocation that is skipped, and two for the further run.
     ///
@@ -432,8 +433,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
 
     /// Calls this after the key was released, instead of failing the invocation with `LockRunAgain`, if there is too little time to
     /// [run once more](Self::coalesce). Use it if nobody retries the invocation: let it send the event that begins another one. If
-    /// it fails, the invocation fails with `LockRunAgain` and this source. After a handler that failed, it is called as well, and the
-    /// invocation fails with the error of the handler.
+    /// it fails, the invocation fails with `LockRunAgain` and this source. After a handler that failed, it is called as well,
+    /// and the invocation fails with the error of the handler.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -59,9 +59,9 @@ impl Locks {
     /// its holder and until when ([`holders`](Error::holders)).
     ///
     /// One [`Lock`] has all keys, with one lease of up to a day. The data that a holder left in a row stays there: the lock
-    /// has no [data](Acquire::data), no [attributes](Acquire::attribute) and no [minimum hold](Acquire::min_hold). Each of these is an
-    /// error of kind [`Invalid`](crate::ErrorKind::Invalid). To leave the keys to a later process, [keep](Lock::keep) them for an
-    /// [identity](Acquire::identity).
+    /// has no [data](Acquire::data), no [attributes](Acquire::attribute) and no [minimum hold](Acquire::min_hold). Each of
+    /// these is an error of kind [`Invalid`](crate::ErrorKind::Invalid). To leave the keys to a later process,
+    /// [keep](Lock::keep) them for an [identity](Acquire::identity).
     ///
     /// # Cost
     ///
@@ -150,11 +150,11 @@ impl Locks {
 /// Await it to get a [`Lock`], or [`run`](Self::run) work under the lock.
 ///
 /// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
-/// key. With the keys of [`acquire_all`](Locks::acquire_all), it has all of them or none. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
-/// lost request. If the key is free, but the clock of this host is behind the last release, the attempt sends another
-/// `UpdateItem`, up to four while other clients change the row. With [`wait`](Self::wait), the wait decides when a throttled
-/// attempt is made again, and a refused acquire also takes a place in the key's queue, which is one more `UpdateItem`. Dropping
-/// the future ends the wait.
+/// key. With the keys of [`acquire_all`](Locks::acquire_all), it has all of them or none. Each attempt is one `UpdateItem` (IAM
+/// action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or lost request. If the key is free, but the clock
+/// of this host is behind the last release, the attempt sends another `UpdateItem`, up to four while other clients change the
+/// row. With [`wait`](Self::wait), the wait decides when a throttled attempt is made again, and a refused acquire also takes a
+/// place in the key's queue, which is one more `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
 /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
@@ -207,8 +207,8 @@ impl Acquire {
     /// `deadline` is set, and otherwise the lease of the [`Locks`].
     ///
     /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::keep`]). If nobody goes on with it, the key
-    /// stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A shorter lease that is renewed costs
-    /// a request each time, and ends soon after a crash.
+    /// stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A shorter lease that is renewed
+    /// costs a request each time, and ends soon after a crash.
     #[doc(alias = "ttl", alias = "timeout")]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);

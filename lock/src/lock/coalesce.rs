@@ -7,9 +7,9 @@ use crate::row::Coalescing;
 
 impl Locks {
     /// Leaves the work of a refused acquire to the [holder](Error::holder) that the refusal has named, whose release
-    /// then [says so](crate::Lock::release_coalescing). Returns `true` if the holder runs once more after its present run. Returns `false`
-    /// if it has released or lost the key meanwhile: acquire again. One request, or two if others ask at the same time; IAM action
-    /// `dynamodb:UpdateItem`.
+    /// then [says so](crate::Lock::release_coalescing). Returns `true` if the holder runs once more after its present run.
+    /// Returns `false` if it has released or lost the key meanwhile: acquire again. One request, or two if others ask at the
+    /// same time; IAM action `dynamodb:UpdateItem`.
     ///
     /// Suppose that a search index is rebuilt after each change, by one invocation at a time, and that a change comes in while
     /// one runs. It may have read its input already. If you skip the change, the index misses it until the next one.

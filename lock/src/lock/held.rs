@@ -107,8 +107,8 @@ impl Lock {
     }
 
     /// Returns the identity for which the lock was acquired: [your own](crate::Acquire::identity) or a
-    /// [random](crate::Acquire::random_identity) one. `None` without either. Of your own with more than 256 bytes, returns `sha256:`
-    /// and the digest, which names the same identity.
+    /// [random](crate::Acquire::random_identity) one. `None` without either. Of your own with more than 256 bytes, returns
+    /// `sha256:` and the digest, which names the same identity.
     #[must_use]
     pub fn identity(&self) -> Option<&str> {
         identity_of(self.owner())
@@ -119,9 +119,9 @@ impl Lock {
     /// checks fences rejects it.
     ///
     /// The fence of a key is at least the clock of the acquire in microseconds, and larger than all that the row has seen. It
-    /// can go back in two cases. First, the row is deleted by hand, or by Powertools after a failure, and the clock of the next holder is
-    /// behind that of the last one. Second, the record of an idempotent run has a window that is shorter than a request
-    /// can be late, and TTL deletes it at the end of the window.
+    /// can go back in two cases. First, the row is deleted by hand, or by Powertools after a failure, and the clock of the next
+    /// holder is behind that of the last one. Second, the record of an idempotent run has a window that is shorter than a
+    /// request can be late, and TTL deletes it at the end of the window.
     ///
     /// The fence of a permit counts the acquisitions of its [semaphore](crate::Semaphore#fences). Holders with smaller ones can
     /// still be valid, so a receiver cannot reject them.
@@ -525,8 +525,8 @@ impl Lock {
     }
 
     /// Leaves the lock held after this process, for a [takeover](crate::Acquire::take_over) by the same
-    /// [identity](crate::Acquire::identity): until the identity releases it ([`Locks::release_identity`](crate::Locks::release_identity))
-    /// or the lease ends. Sends no request.
+    /// [identity](crate::Acquire::identity): until the identity releases it
+    /// ([`Locks::release_identity`](crate::Locks::release_identity)) or the lease ends. Sends no request.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};

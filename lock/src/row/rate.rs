@@ -43,8 +43,9 @@ enum Met {
 }
 
 impl Table {
-    /// Takes the next call of a rate. Returns its time, which is at most `wait` from now, and not before the request. One request, or two if `is_idle`, which
-    /// says what the last answer showed, is wrong by now; three if other clients call meanwhile.
+    /// Takes the next call of a rate. Returns its time, which is at most `wait` from now, and not before the request. One
+    /// request, or two if `is_idle`, which says what the last answer showed, is wrong by now; three if other clients call
+    /// meanwhile.
     pub(crate) async fn call(
         &self,
         key: &str,

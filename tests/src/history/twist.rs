@@ -1,5 +1,6 @@
 //! What some histories have beside bad networks: clocks that step, two versions of the settings on one table, partitions
-//! that throttle, and writes of other regions to the same rows. A seed has its own generator for them, so that all other draws of a history stay the same.
+//! that throttle, and writes of other regions to the same rows. A seed has its own generator for them, so that all other draws
+//! of a history stay the same.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

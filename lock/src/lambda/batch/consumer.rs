@@ -21,8 +21,8 @@ use crate::panics;
 ///
 /// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success, and items
 /// that failed are lost. Put the consumer around the handler, inside the runtime. The handler takes an item, or a
-/// [`WithRun`](crate::WithRun) around it to get the run as well. A handler that borrows a client of `main` does not compile: [clone the
-/// client](crate::LockLayer#a-handler-that-uses-a-client).
+/// [`WithRun`](crate::WithRun) around it to get the run as well. A handler that borrows a client of `main` does not compile:
+/// [clone the client](crate::LockLayer#a-handler-that-uses-a-client).
 ///
 /// The items of a batch whose order counts are a *lane*: the messages of a group of a FIFO queue, or the records of a stream or
 /// of a partition with the same key. They run one after the other, and lanes run at once. An item without an order is a lane by
@@ -92,8 +92,8 @@ use crate::panics;
 /// If the format hashes keys, the logged key is the hash. Items that are not started because of a failure before them have
 /// no line. But a message that is not delivered again, as `SqsConsumer::max_receive_count` tells, is always named, so that
 /// you find out why it is a dead letter: warnings with `dead_letter=true`, of up to 100 names each, have the messages that
-/// were not started, not finished, or a copy of one that is not done. If the event itself is malformed, `lambda_runtime` fails the invocation, and
-/// [logs the event](crate::LockLayer#what-lambda_runtime-logs).
+/// were not started, not finished, or a copy of one that is not done. If the event itself is malformed, `lambda_runtime` fails
+/// the invocation, and [logs the event](crate::LockLayer#what-lambda_runtime-logs).
 pub struct Consumer<S: Source, H, T, E> {
     pub(in crate::lambda) source: S,
     pub(super) idempotency: Idempotency<S::Item, T, E>,

@@ -44,9 +44,9 @@ pub(super) enum Order {
 impl Wait {
     /// Waits in turn, for up to 10 s.
     ///
-    /// Waiters take turns in the order of arrival, which is not guaranteed. [Waiting](crate::docs::reference::waiting) describes who asks
-    /// when. A place in the queue costs one `UpdateItem` (IAM action `dynamodb:UpdateItem`), and does not count as an
-    /// attempt.
+    /// Waiters take turns in the order of arrival, which is not guaranteed. [Waiting](crate::docs::reference::waiting)
+    /// describes who asks when. A place in the queue costs one `UpdateItem` (IAM action `dynamodb:UpdateItem`), and does not
+    /// count as an attempt.
     ///
     /// A waiter for several keys ([`Locks::acquire_all`](crate::Locks::acquire_all)) takes a place with each key that refuses
     /// it, and may [reserve](crate::Locks::acquire_all) its keys.
