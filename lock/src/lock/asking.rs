@@ -200,8 +200,7 @@ impl<'a> Asking<'a> {
             self.may_have_key = before.is_some() || self.is_unanswered;
             self.acquisition.mistaken(offset, before);
             let error = self.acquisition.error(Cause::ClockSkew(offset, table.clock_skew), table);
-            let (_, attempts_before) = self.waiting.so_far();
-            return self.give_up(Err(error.with_attempts(attempts_before.saturating_add(1))), now);
+            return self.give_up(Err(error.with_attempts(self.waiting.attempt())), now);
         }
         let claim = claim(self.acquire, self.now, self.lease, self.waiting.ranks());
         let claimed = answer.and_then(|answer| self.acquisition.answered(table, &claim, self.number, answer));

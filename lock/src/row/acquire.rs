@@ -55,7 +55,7 @@ impl Acquisition {
     ) -> Result<Option<Claimed>, Error> {
         match answer {
             Answer::Applied(before) => self.granted(table, claim, number, before).map(Claimed::Granted).map(Some),
-            Answer::Refused(refused) => self.refused(table, claim, number, refused),
+            Answer::Refused(refusal) => self.refused(table, claim, number, refusal),
         }
     }
 
@@ -113,16 +113,16 @@ impl Acquisition {
         table: &Table,
         claim: &Claim<'_>,
         number: u64,
-        refused: Refused,
+        refusal: Refused,
     ) -> Result<Option<Claimed>, Error> {
         let has_taken_over = self.plan.earlier.iter().any(Option::is_some);
         self.plan = Plan::default();
-        if let Some(key) = refused.without_row().filter(|_| claim.takes_over) {
+        if let Some(key) = refusal.without_row().filter(|_| claim.takes_over) {
             return Err(Error::new(Cause::Lost(None), table.place(), key));
         }
         let claimed = match self.target {
-            Target::Permit { of, .. } => self.refused_by_semaphore(table, claim, of, refused),
-            _ => self.refused_by_keys(table, claim, number, has_taken_over, refused),
+            Target::Permit { of, .. } => self.refused_by_semaphore(table, claim, of, refusal),
+            _ => self.refused_by_keys(table, claim, number, has_taken_over, refusal),
         };
         match claimed {
             Err(error) if claim.takes_over && error.holder().is_some() => Err(error.into_lost()),
@@ -136,12 +136,12 @@ impl Acquisition {
         claim: &Claim<'_>,
         number: u64,
         has_taken_over: bool,
-        mut refused: Refused,
+        mut refusal: Refused,
     ) -> Result<Option<Claimed>, Error> {
-        let prevented = refused.prevented.take();
+        let prevented = refusal.prevented.take();
         self.plan.earlier = vec![None; self.target.keys().len()];
         let (mut own, mut held, mut asks_again) = (Vec::new(), Vec::new(), false);
-        for (key, row) in refused.into_each(claim.now) {
+        for (key, row) in refusal.into_each(claim.now) {
             let row = row.map_err(|why| self.unreadable(why, table, &key))?;
             let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
             if row.kind != HolderKind::Key {
@@ -208,9 +208,9 @@ impl Acquisition {
         table: &Table,
         claim: &Claim<'_>,
         permits: u32,
-        refused: Refused,
+        refusal: Refused,
     ) -> Result<Option<Claimed>, Error> {
-        let Some(row) = refused.into_row(table, claim.now)? else {
+        let Some(row) = refusal.into_row(table, claim.now)? else {
             // The permits to replace, or to take over, are gone with their row.
             return Ok(None);
         };

@@ -62,33 +62,34 @@ impl Clocks {
 }
 
 pub(crate) fn requests(write: &Write<'_>) -> Vec<Request> {
-    let requests = write.updates.iter().map(|of| {
-        let Rendered { update, condition, names, values } = Rendered::of_update(of);
+    let requests = write.updates.iter().map(|update| {
+        let Rendered { update: text, condition, names, values } = Rendered::of_update(update);
         let (names, values) = (names.unwrap_or_default(), values.unwrap_or_default());
-        Request { key: of.key.to_owned(), update, condition, names, values }
+        Request { key: update.key.to_owned(), update: text, condition, names, values }
     });
     requests.collect()
 }
 
 pub(crate) fn answer(write: &Write<'_>, reply: Reply) -> Answer {
-    let rows = match reply {
+    match reply {
         Reply::Applied { before, after } => {
             // A transaction returns no row.
             let update = write.updates.first().filter(|_| write.transact.is_none());
-            return Answer::Applied(match update.and_then(|update| update.returns.as_ref()) {
+            Answer::Applied(match update.and_then(|update| update.returns.as_ref()) {
                 Some(types::ReturnValue::AllOld) => before.unwrap_or_default(),
                 Some(types::ReturnValue::AllNew) => after,
                 _ => Item::new(),
-            });
+            })
         }
-        Reply::Refused(rows) => rows,
-    };
-    let mut refused = Refused::default();
-    for (key, row) in write.keys().map(str::to_owned).zip(rows) {
-        match row {
-            Some(row) => refused.rows.push((key, Ok(row))),
-            None => refused.willing.push(key),
+        Reply::Refused(rows) => {
+            let mut refused = Refused::default();
+            for (key, row) in write.keys().map(str::to_owned).zip(rows) {
+                match row {
+                    Some(row) => refused.rows.push((key, Ok(row))),
+                    None => refused.willing.push(key),
+                }
+            }
+            Answer::Refused(refused)
         }
     }
-    Answer::Refused(refused)
 }

@@ -1,6 +1,5 @@
 //! Recipes: the newest wins, two limits, a circuit breaker, a key that is closed for maintenance.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use lambda_lock::{Error, Locks};
@@ -56,84 +55,6 @@ async fn a_full_total_leaves_no_permit_of_the_tenant_behind() {
         permit.release().await.unwrap();
     }
     convert(&locks, "a").await.unwrap();
-}
-
-/// The key of the breaker.
-const OPEN: &str = "bank#open";
-
-#[derive(Debug, PartialEq)]
-enum Call {
-    Answered,
-    Failed,
-    /// The bank was not called.
-    Skipped,
-}
-
-/// Calls the bank, which answers or fails, unless the breaker is open. Every third failure in a row of this caller opens it.
-async fn call(locks: &Locks, failures: &AtomicU32, bank: impl AsyncFnOnce() -> bool) -> Result<Call, Error> {
-    let probe = match locks.get(OPEN).await? {
-        Some(open) if open.is_current() => return Ok(Call::Skipped),
-        Some(half_open) if !half_open.has_released() => {
-            let Some(probe) = locks.try_acquire(OPEN).await? else { return Ok(Call::Skipped) };
-            Some(probe)
-        }
-        _ => None,
-    };
-    if bank().await {
-        failures.store(0, Ordering::Relaxed);
-        if let Some(lock) = probe {
-            lock.release().await?;
-        }
-        return Ok(Call::Answered);
-    }
-    if let Some(lock) = probe {
-        lock.keep();
-    } else if failures.fetch_add(1, Ordering::Relaxed) % 3 == 2
-        && let Some(lock) = locks.try_acquire(OPEN).await?
-    {
-        lock.keep();
-    }
-    Ok(Call::Failed)
-}
-
-#[tokio::test]
-async fn after_three_failures_one_probe_calls_and_closes_the_breaker() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let (one, other) = (world.locks(&host).build().unwrap(), world.locks(&host).build().unwrap());
-    let (failures, of_other) = (AtomicU32::new(0), AtomicU32::new(0));
-    for _ in 0..3 {
-        assert_eq!(call(&one, &failures, async || false).await.unwrap(), Call::Failed);
-    }
-    // Open, for all.
-    assert_eq!(call(&one, &failures, async || true).await.unwrap(), Call::Skipped);
-    assert_eq!(call(&other, &of_other, async || true).await.unwrap(), Call::Skipped);
-    host.advance_clock(LEASE + 2 * CLOCK_SKEW);
-    // Half-open: others do not call while the probe does.
-    let probe = call(&one, &failures, async || {
-        let meanwhile = Box::pin(call(&other, &of_other, async || true)).await;
-        assert_eq!(meanwhile.unwrap(), Call::Skipped);
-        true
-    });
-    assert_eq!(Box::pin(probe).await.unwrap(), Call::Answered);
-    // Closed: one read for each call.
-    let requests = host.requests();
-    assert_eq!(call(&other, &of_other, async || true).await.unwrap(), Call::Answered);
-    assert_eq!(host.requests(), requests + 1);
-}
-
-#[tokio::test]
-async fn after_a_failed_probe_the_breaker_stays_open() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).build().unwrap();
-    let failures = AtomicU32::new(0);
-    locks.acquire(OPEN).await.unwrap().keep();
-    host.advance_clock(LEASE + 2 * CLOCK_SKEW);
-    assert_eq!(call(&locks, &failures, async || false).await.unwrap(), Call::Failed);
-    assert_eq!(call(&locks, &failures, async || true).await.unwrap(), Call::Skipped);
-    host.advance_clock(LEASE + 2 * CLOCK_SKEW);
-    assert_eq!(call(&locks, &failures, async || true).await.unwrap(), Call::Answered);
 }
 
 #[tokio::test]

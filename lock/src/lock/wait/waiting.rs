@@ -230,6 +230,11 @@ impl Waiting {
         self.budget.saturating_sub(now.since(self.started))
     }
 
+    /// Returns the number of the present attempt.
+    pub(crate) fn attempt(&self) -> u32 {
+        self.attempts.saturating_add(1)
+    }
+
     /// Returns when the wait began, and how many attempts it has made.
     pub(crate) fn so_far(&self) -> (Moment, u32) {
         (self.started, self.attempts)

@@ -95,7 +95,8 @@ impl Row {
             // CloudWatch may take the question for HTML once more.
             let key = text(&self.key.replace(['<', '>', '&'], "·"));
             let effect = match self.state {
-                "held" => "The work of its holder goes on: make sure that the holder is dead.",
+                "held" => "The work of its holder goes on: make sure that the holder is dead. If it is the record of a run, the next \
+                           retry does its work again.",
                 _ => "If it is the record of a run, the next retry does its work again.",
             };
             let question = format!("Free the key {key}, which has the fence {fence}? {effect}");
@@ -116,7 +117,7 @@ impl Row {
 /// The style of a column that is as wide as its text, so that the keys have the rest.
 const NARROW: &str = "white-space: nowrap";
 
-/// The state, in the words of `lambda-lock list`.
+/// The state, in the words of `lambda-lock list`, apart from a rate that is used up, which is held there.
 fn state(holder: &Holder) -> &'static str {
     match holder {
         _ if holder.is_completed() => "completed",
