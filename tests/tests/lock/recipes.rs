@@ -5,7 +5,7 @@ use std::time::Duration;
 use lambda_lock::{Error, Locks};
 use lambda_lock_tests::{Row, World};
 
-use crate::{CLOCK_SKEW, LEASE, assert_contains, text, transact};
+use crate::{assert_contains, text, transact};
 
 /// A price that is written under the lock.
 fn price(cents: &str) -> Row {
