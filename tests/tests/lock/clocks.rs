@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::{ErrorKind, Locks};
+use lambda_lock::{Attempt, ErrorKind, Locks};
 use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Row, World};
 use tokio::time::timeout;
@@ -47,6 +47,20 @@ async fn a_run_of_powertools_comes_back_as_it_was() {
     world.put_row(run.clone()).await;
     assert_eq!(ahead(&world).acquire("job").await.unwrap_err().kind(), ErrorKind::ClockSkew);
     assert_eq!(row(&world).await, run);
+}
+
+#[tokio::test]
+async fn the_error_of_a_wrong_clock_counts_the_attempts_before_it() {
+    let world = World::new().await;
+    let _holder = world.default_locks().acquire("job").await.unwrap();
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let Attempt::Waiting(turn) = locks.acquire("job").attempt_in_turn(None).await.unwrap() else {
+        panic!("the key was free")
+    };
+    host.set_clock_forward(HOUR);
+    let error = locks.acquire("job").attempt_in_turn(Some(turn)).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::ClockSkew, 2), "{error}");
 }
 
 #[tokio::test]

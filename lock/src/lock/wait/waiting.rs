@@ -268,7 +268,7 @@ impl Waiting {
     }
 
     fn is_next_last(&self) -> bool {
-        self.attempts.saturating_add(1) >= self.max_attempts
+        self.attempt() >= self.max_attempts
     }
 
     /// Plans the next attempt: when this waiter's turn comes, or after the delay of the backoff. A waiter takes a place in the
