@@ -1,7 +1,7 @@
 //! The time that `LockLayer` adds to a cold start, and to an environment of 64 invocations at a time. With the argument
 //! `concurrent`, only the second. With the argument `builds`, a cold start of the layer in three builds, beside the bare SDK
 //! as people build it: with the randomness that aws-lc collects from the CPU's jitter, without it as in the templates, and
-//! with ring.
+//! with ring. With the argument `instructions`, how many instructions a cold start takes without TLS, which valgrind counts.
 //!
 //! Compares two functions of `tests/cold-start`: one locks with two hand-written updates, the other with the layer. They
 //! are built as users build them, and start in turns as processes. The benchmark itself serves the Runtime API, and a
@@ -9,6 +9,7 @@
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use lambda_lock_tests::median;
 use lambda_lock_tests::runtime_api::Lambda;
+use nix::sys::signal::{Signal, kill};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -47,6 +49,8 @@ const FIGURES: [(&str, &str); 5] =
 const CONCURRENT: &str = "concurrent";
 /// The argument that compares builds.
 const BUILDS: &str = "builds";
+/// The argument that counts instructions.
+const INSTRUCTIONS: &str = "instructions";
 /// That time.
 const LATENCY: Duration = Duration::from_millis(5);
 /// How many invocations an environment runs at a time, and how many it gets in all.
@@ -63,6 +67,9 @@ fn main() {
         return runtime.block_on(print_builds(pairs));
     }
     let programs = build("", None, "");
+    if env::args().any(|argument| argument == INSTRUCTIONS) {
+        return runtime.block_on(print_instructions(&programs));
+    }
     runtime.block_on(print_concurrent(&programs, pairs.min(20)));
     if env::args().any(|argument| argument == CONCURRENT) {
         return;
@@ -197,6 +204,30 @@ async fn concurrent(program: &Path, side: &str, dynamodb: &DynamoDb) -> [f64; 3]
     let (time, cpu) = (start.elapsed().as_secs_f64(), cpu_time(id).saturating_sub(cpu));
     #[expect(clippy::cast_precision_loss, reason = "the number is small")]
     [time, cpu.as_secs_f64() * 1e6 / INVOCATIONS as f64, peak_memory(id)]
+}
+
+/// Prints how many instructions a cold start takes, without a warm-up.
+async fn print_instructions(programs: &[PathBuf; 2]) {
+    let dynamodb = DynamoDb::start(false).await;
+    let bare = instructions(&programs[0], SIDES[0], &dynamodb).await;
+    let layer = instructions(&programs[1], SIDES[1], &dynamodb).await;
+    println!("instructions, in millions: {bare:.2} and {layer:.2}, ratio {:.3}", layer / bare);
+}
+
+/// Counts the instructions of one process, from its start to the end of its first invocation, in millions.
+async fn instructions(program: &Path, side: &str, dynamodb: &DynamoDb) -> f64 {
+    let mut lambda = Lambda::start().await;
+    let mut command = lambda.environment(Path::new("valgrind"));
+    dynamodb.at_home(&mut command, side);
+    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program).stderr(Stdio::piped());
+    let function = command.spawn().expect("valgrind");
+    lambda.asked().await;
+    lambda.invoke("first", json!({})).await.answer();
+    kill(Pid::from_raw(function.id().unwrap().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    let report = String::from_utf8(function.wait_with_output().await.unwrap().stderr).unwrap();
+    let collected = report.lines().find_map(|line| line.split_once("Collected : "));
+    let (_, collected) = collected.unwrap_or_else(|| panic!("valgrind does not say how many it counted: {report}"));
+    collected.trim().parse::<f64>().unwrap() / 1e6
 }
 
 /// Returns the CPU time of a process.

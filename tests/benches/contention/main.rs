@@ -5,7 +5,7 @@
 //! there in real time, with 5 ms added to each request. The multiples then count the time of a request without contention.
 //!
 //! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. A name, such as `32` or `± 20`, selects lines
-//! of the first table, and `sets` the table of sets. `--svg` draws who holds the key when, into the guides.
+//! of the first table; `sets`, `rates` and `dead` select the table of sets, of rates and of a dead permit. `--svg` draws who holds the key when, into the guides.
 
 mod picture;
 mod rates;
@@ -64,6 +64,9 @@ fn main() -> ExitCode {
         print_order(if trial { 1 } else { runs.max(100) }, is_virtual, &mut targets);
         print_faults(&lines, runs / 4 + 1, &mut targets);
         print_dead_holder(runs, &mut targets);
+    }
+    if wanted.is_empty() || wanted == "dead" {
+        print_dead_permit(runs * 5, &mut targets);
     }
     if targets.missed > 0 {
         println!("\n{} targets missed", targets.missed);
@@ -297,6 +300,29 @@ fn print_dead_holder(runs: u64, targets: &mut Targets) {
             _ => Default::default(),
         };
         println!("{name:<24}{late:>15.1} ms{time:>18}{requests:>10.0}{count:>18}");
+    }
+}
+
+/// Twelve waiters for three permits, one of which a holder has that died. Each waiter holds its permit for 0.4 s. Medians of
+/// the runs: how many requests the waiter sent that sent most, and how many a waiter sent on average.
+fn print_dead_permit(runs: u64, targets: &mut Targets) {
+    println!(
+        "\n{:<24}{:>8}{:>14}{:>18}{:>10}{:>18}",
+        "three permits", "ratio", "most requests", "target", "mean", "target"
+    );
+    for (name, fault, target) in [
+        ("all are alive", Fault::None, 6.5),
+        ("one is dead for 1.5 s", Fault::DeadPermit(MS(500)), 7.0),
+        ("one is dead", Fault::DeadPermit(Duration::from_mins(1)), 7.5),
+    ] {
+        let shares =
+            play(runs, |seed| Scene { fault, ..Scene::permits(3, 12, Hold::Steady(MS(400))) }.play(turns(), seed));
+        let ratio = median(shares.iter().map(|shares| shares.total.as_secs_f64() / 1.64).collect());
+        #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+        let most = median(shares.iter().map(|shares| shares.most_requests as f64).collect());
+        let mean = median(shares.iter().map(Shares::requests_each).collect());
+        let (most_target, mean_target) = (targets.compare(most, 10.0), targets.compare(mean, target));
+        println!("{name:<24}{ratio:>8.2}{most:>14.0}{most_target:>18}{mean:>10.1}{mean_target:>18}");
     }
 }
 

@@ -85,6 +85,8 @@ pub(crate) enum Fault {
     AnswersLost,
     /// Others ask once and do not wait, every 100 ms on average.
     Newcomers,
+    /// One permit belongs to a holder that has died, with this lease.
+    DeadPermit(Duration),
 }
 
 /// A run's setting.
@@ -146,6 +148,12 @@ impl Scene {
             let dies = self.fault == Fault::Killed && random.u8(0..8) == 0;
             contenders.push((waiter, hold, arrival, dies.then_some(death)));
         }
+        if let (Fault::DeadPermit(lease), Contended::Permits(permits)) = (self.fault, self.contended) {
+            let dead = stage.contender(way, Fault::None, &mut random, None);
+            let permit = dead.locks.semaphore(KEY, permits).acquire().lease(lease).await.unwrap();
+            dead.host.crash();
+            drop(permit);
+        }
         if !is_virtual() {
             // DynamoDB Local opens some of a hundred connections at once a second later.
             for (waiter, ..) in &contenders {
@@ -165,11 +173,11 @@ impl Scene {
                 waiter.host.requests() - before
             });
         }
-        let requests = waiters.join_all().await.into_iter().sum();
+        let requests = waiters.join_all().await;
         if let Some(newcomers) = newcomers {
             newcomers.abort();
         }
-        Shares::of(&stage.journal.0.lock().unwrap(), start, self.apart, requests)
+        Shares::of(&stage.journal.0.lock().unwrap(), start, self.apart, &requests)
     }
 }
 
@@ -417,6 +425,8 @@ pub(crate) struct Shares {
     pub(crate) total: Duration,
     pub(crate) longest_wait: Duration,
     pub(crate) requests: u64,
+    /// The requests of the waiter that sent most.
+    pub(crate) most_requests: u64,
     /// The mean and the longest time in which the key was free and somebody waited.
     pub(crate) mean_gap: Duration,
     pub(crate) stall: Duration,
@@ -425,7 +435,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    fn of(journal: &[(SystemTime, Waiter, bool)], start: SystemTime, apart: Duration, requests: u64) -> Self {
+    fn of(journal: &[(SystemTime, Waiter, bool)], start: SystemTime, apart: Duration, requests: &[u64]) -> Self {
         let (mut turns, mut gaps) = (Vec::new(), Vec::new());
         // When each waiter has acquired, and since when what nobody has is free.
         let (mut acquired, mut free, mut released) = (HashMap::new(), VecDeque::new(), Duration::ZERO);
@@ -446,7 +456,8 @@ impl Shares {
             served: u32::try_from(turns.len()).unwrap(),
             total: released,
             longest_wait: waits.max().unwrap_or_default(),
-            requests,
+            requests: requests.iter().sum(),
+            most_requests: requests.iter().copied().max().unwrap_or_default(),
             mean_gap: gaps.iter().sum::<Duration>() / u32::try_from(gaps.len().max(1)).unwrap(),
             stall: gaps.iter().max().copied().unwrap_or_default(),
             turns,

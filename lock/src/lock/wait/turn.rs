@@ -280,13 +280,15 @@ impl KeyTurn {
         if let ([hold], 1) = (&seen.holds[..], self.capacity) {
             return Awaited { hold: *hold, ahead };
         }
-        // A hold that takes much longer does not count, unless all holds do.
+        // A hold that takes longer than most does not count, unless all holds do: the other permits come free before it.
         let left = |hold: &Hold| {
             let (age, known) = (self.age(hold, now), seen.queue.hold_time.map(in_ms));
             let left_of_lease = count(hold.until) - ms(now.wall);
             match known {
                 _ if hold.released => left_of_lease,
-                Some((mean, deviation)) if !is_late(age, mean, deviation) => (mean - age).min(left_of_lease),
+                Some((mean, deviation)) if age < mean + 2.0 * deviation + self.moment() => {
+                    (mean - age).min(left_of_lease)
+                }
                 Some((mean, _)) if left_of_lease < mean => left_of_lease,
                 Some(_) => LATE + left_of_lease,
                 None => -age,
@@ -343,7 +345,7 @@ impl KeyTurn {
     fn served(&self) -> Option<u64> {
         let queue = self.seen.as_ref()?.queue;
         let place = self.place.filter(|place| *place > queue.head)?;
-        (!queue.is_malformed && (queue.hold_time.is_some() || self.ahead() <= self.capacity)).then_some(place)
+        (!queue.is_malformed && (queue.hold_time.is_some() || self.ahead() < self.capacity.max(2))).then_some(place)
     }
 
     /// Returns how long the hold of this moment should still take, if that can be predicted and this waiter is the next one.
@@ -426,7 +428,7 @@ impl KeyTurn {
                 (next - age).max(moment)
             }
             Some(_) => (age * GROWTH * jitter).max(moment) + behind,
-            None if self.capacity > 1 => (age * (GROWTH + count(ahead)) * jitter).max(moment),
+            None if self.capacity > 1 => (age * ((GROWTH + 1.0) / 2.0 + count(ahead)) * jitter).max(moment),
             None => (age * (GROWTH + count(ahead + 1)) * jitter).max(moment),
         };
         delay.min(left_of_lease + behind + random)
