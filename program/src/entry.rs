@@ -26,7 +26,7 @@ impl Entry {
     pub(crate) fn is_selected(&self, selection: &Selection, now: SystemTime) -> bool {
         let Selection { held, starting_with, kind, older_than, .. } = selection;
         let is_old = |age: Duration| self.since().is_some_and(|since| since <= now - age);
-        (!held || ["held", "expired"].contains(&self.state()))
+        (!held || ["held", "used up", "expired"].contains(&self.state()))
             && starting_with.as_ref().is_none_or(|start| self.key.starts_with(start))
             && kind.is_none_or(|kind| self.kind() == Some(kind))
             && older_than.is_none_or(is_old)
@@ -51,6 +51,7 @@ impl Entry {
         match &self.row {
             Err(_) => "malformed",
             Ok(Some(row)) if row.is_completed() => "completed",
+            Ok(Some(row)) if row.is_current() && row.is_rate() => "used up",
             Ok(Some(row)) if row.is_current() => "held",
             Ok(Some(row)) if !row.has_released() => "expired",
             Ok(Some(_)) => "free",
@@ -63,7 +64,7 @@ impl Entry {
     }
 
     fn remaining(&self, now: SystemTime) -> Option<Duration> {
-        let until = self.holder().filter(|_| self.state() == "held")?.until();
+        let until = self.holder().filter(|_| ["held", "used up"].contains(&self.state()))?.until();
         Some(until.duration_since(now).unwrap_or_default())
     }
 
@@ -90,7 +91,10 @@ impl Entry {
         [
             printable_up_to(&self.key, LONGEST_KEY).into_owned(),
             self.state().to_owned(),
-            holder.map(name).unwrap_or_default(),
+            match &self.row {
+                Ok(holder) => holder.as_ref().map(name).unwrap_or_default(),
+                Err(malformed) => sentence(malformed),
+            },
             number(since.map(|since| now.duration_since(since).unwrap_or_default().as_secs())),
             // Rounded up, because a held key never has 0 s left.
             number(self.remaining(now).map(|remaining| remaining.as_secs() + 1)),

@@ -123,7 +123,9 @@ bytes are shortened, except in JSON. It reads the table until it has found as ma
 action dynamodb:Scan, and dynamodb:GetItem for each semaphore). Of a larger table it therefore shows the keys that it \
 found first, not the first ones of the sorted table. A page that is throttled is read again a few times. The states:
 
-held: a holder has the key, or --min-hold keeps it, or the next call of a rate is not due yet
+held: a holder has the key, or --min-hold keeps it
+
+used up: the next call of a rate is not due yet
 
 free: the last holder released it
 
@@ -132,7 +134,7 @@ unfinished record of a function with OnUnfinished::Reject is refused until `rele
 
 completed: the record of an idempotent run that was completed
 
-malformed: the row is not a lock row
+malformed: the row cannot be read, and the column HOLDER says why
 
 no row: in watch, a key that has no row: nothing has held it since it was deleted, or it is misspelled
 
@@ -146,7 +148,7 @@ an explicit backoff, are not in the queue.
 A semaphore has a line for each permit in its row. HOLD and WAITING are in the first one.
 
 With --json, each line is an object with key and state. It also has, where they are known, holder, identity, fence, \
-acquired_at and until (RFC 3339), remaining_seconds if the key is held, hold_seconds, waiting if the key has a row, and error if the row is \
+acquired_at and until (RFC 3339), remaining_seconds if the key is held or used up, hold_seconds, waiting if the key has a row, and error if the row is \
 malformed. A semaphore has permits, a list of objects with state, holder, identity, fence, acquired_at, until and \
 remaining_seconds; its own fields are those of the permit whose lease ends first.";
 

@@ -45,6 +45,7 @@ fn list_shows_keys_and_states_without_data() {
     let states = rows.map(|name| vec![name, name]);
     assert_eq!(first_words[0], ["KEY", "STATE"]);
     assert_eq!(&first_words[1..], states);
+    assert!(table.stdout.lines().last().unwrap().contains("not a lock row"), "{table:?}");
     assert!(table.stdout.contains(&made_visible(DECEPTIVE)), "{table:?}");
 
     let lines = place.run(["list", "--json"]).expect_code(0);

@@ -8,9 +8,9 @@ fn a_call_passes_and_the_next_one_is_told_when_to_come_back() {
     let call = |wait: &str| place.run(["rate", "--key", "bank", "--calls", "1", "--period", "1h", "--wait", wait]);
     assert_eq!(call("0s").expect_code(0).stdout, "");
     call("1s").expect_code(75).expect_sentence(&["the rate of key `bank`", "is used up until"]);
-    assert_eq!(place.json("bank")["state"], "held");
-    let listed = place.run(["list", "--kind", "rate"]).expect_code(0).stdout;
-    assert!(listed.contains("bank"), "{listed}");
+    assert_eq!(place.json("bank")["state"], "used up");
+    let listed = place.run(["list", "--kind", "rate", "--held"]).expect_code(0).stdout;
+    assert!(listed.contains("bank  used up "), "{listed}");
 }
 
 #[test]

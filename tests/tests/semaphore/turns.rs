@@ -101,6 +101,18 @@ async fn a_hold_that_takes_much_longer_does_not_stop_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn waiters_do_not_ask_for_a_permit_that_is_overdue() {
+    let stage = Stage::set().await;
+    stage.hold(3, ms(400)).await;
+    let overdue = stage.asking(3).await.unwrap();
+    let before = stage.host.requests();
+    stage.serve(3, 12, ms(0), ms(400)).await;
+    let requests = stage.host.requests() - before;
+    assert!(requests <= 12 * 6, "{requests} requests");
+    overdue.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn permits_whose_holders_died_free_their_places_in_turn() {
     let stage = Stage::set().await;
     let dead = stage.engine.host().build();

@@ -117,7 +117,7 @@ impl Row {
 /// The style of a column that is as wide as its text, so that the keys have the rest.
 const NARROW: &str = "white-space: nowrap";
 
-/// The state, in the words of `lambda-lock list`, apart from a rate that is used up, which is held there.
+/// The state, in the words of `lambda-lock list`.
 fn state(holder: &Holder) -> &'static str {
     match holder {
         _ if holder.is_completed() => "completed",
