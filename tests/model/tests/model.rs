@@ -128,7 +128,7 @@ fn takeovers_have_no_counterexample() {
     for subject in [Subject::Key, Subject::Permits(1, 1)] {
         let bounds = Bounds { keeps: 1, renewals: 1, lease: 2, ..Bounds::default() };
         assert_no_counterexample(subject, bounds, &["renew", "taken over", "found a free place"]);
-        let bounds = Bounds { clients: 1, unanswered: 2, attempts: 2, renewals: 0, ..bounds };
+        let bounds = Bounds { clients: 1, unanswered: 1, attempts: 2, renewals: 0, ..bounds };
         assert_no_counterexample(subject, bounds, &["arrived late", "acquired after a lost answer", "taken over"]);
     }
 }

@@ -151,7 +151,7 @@ fn a_row_of_the_readme_is_a_short_row_of_the_guide() {
 fn each_template_builds_without_the_randomness_of_jitter() {
     const LINES: &str = "[env]\nAWS_LC_SYS_NO_JITTER_ENTROPY = \"1\"\n";
     assert!(include_str!("../../../lock/docs/trust/performance.md").contains(LINES));
-    assert!(include_str!("../../../.cargo/config.toml").ends_with(LINES));
+    assert!(include_str!("../../../.cargo/config.toml").contains(LINES));
     for template in templates() {
         let config = file_of(&template, ".cargo/config.toml");
         assert!(config.ends_with(LINES), "{template}: {config}");
