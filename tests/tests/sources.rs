@@ -30,6 +30,39 @@ fn the_log_has_each_error_with_its_cause() {
     assert!(!files.is_empty() && without.is_empty(), "log `?error` instead of `%error`: {without:?}");
 }
 
+/// Whoever writes a role asks the documentation. Each async method sends requests, or says that it sends none.
+#[test]
+fn each_async_method_names_its_iam_actions_or_the_method_whose_requests_are_its_own() {
+    let mut files = BTreeMap::new();
+    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/src"), "", &mut files);
+    let without: Vec<_> = files.values().flat_map(|source| without_iam_actions(source)).collect();
+    assert!(!files.is_empty() && without.is_empty(), "{without:?}");
+}
+
+/// The public async methods whose documentation says nothing of IAM actions.
+fn without_iam_actions(source: &str) -> Vec<&str> {
+    let (mut documentation, mut without) = (String::new(), Vec::new());
+    for line in source.lines().map(str::trim) {
+        match line.strip_prefix("///") {
+            Some(text) => documentation.push_str(text),
+            None if line.starts_with("#[") => {}
+            None => {
+                let says =
+                    ["`dynamodb:", "ends no request", " are those of"].iter().any(|way| documentation.contains(way));
+                without.extend(line.strip_prefix("pub async fn ").filter(|_| !says));
+                documentation.clear();
+            }
+        }
+    }
+    without
+}
+
+#[test]
+fn a_method_without_iam_actions_is_found() {
+    const SILENT: &str = "/// Reads it.\npub async fn read() {}\n/// Sends no request.\npub async fn wait() {}\n";
+    assert_eq!(without_iam_actions(SILENT), ["read() {}"]);
+}
+
 /// A comment misleads if it names what was renamed or removed.
 #[test]
 fn comments_in_the_tests_name_what_exists() {

@@ -352,7 +352,8 @@ impl Acquire {
     /// Takes the lock over as [`take_over`](Self::take_over) does, in one `UpdateItem` if the lock still has this
     /// [fence](Lock::fence), which the step before has passed on. If the lock has another fence, because the present step is
     /// repeated for example, or if work was [left](Locks::coalesce) to it, a second `UpdateItem` takes it over. A takeover of
-    /// [several keys](Locks::acquire_all) or of a permit ignores the fence, and sends two requests.
+    /// [several keys](Locks::acquire_all) or of a permit ignores the fence. Its requests are those of
+    /// [`take_over`](Self::take_over).
     ///
     /// ```
     /// # use lambda_lock::{Error, Lock, Locks};
@@ -406,7 +407,7 @@ impl Acquire {
     /// after the lease: the clock is read [before each step](Lock::while_held) of the body. Work in `spawn_blocking` or
     /// `tokio::spawn` is not cancelled either: it outlives the lock unless it watches [`Lock::is_valid`] or
     /// [`Lock::until_lost`]. If the key cannot be acquired, the body does not run. A failed release is logged and does not
-    /// replace the body's result. Two requests.
+    /// replace the body's result. Two requests; IAM action `dynamodb:UpdateItem`.
     ///
     /// If the future is dropped, so is the body, perhaps with half of its work done, and the lock is released in the
     /// background. Put a timeout around the work in the body, or await the future on a task of its own (`tokio::spawn`).

@@ -36,7 +36,7 @@ impl Locks {
     }
 
     /// Frees each of these 1 to 100 different keys that the identity holds, as [`release_identity`](Self::release_identity)
-    /// frees one, and with as many requests for each. Returns `true` if the identity held one of them.
+    /// frees one. Returns `true` if the identity held one of them. The requests for each key are those of `release_identity`.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
@@ -61,7 +61,7 @@ impl Locks {
 
     /// Frees the key as [`release_identity`](Self::release_identity) does, and returns `true` if work was
     /// [left](Self::coalesce) to this identity: start the workflow once more. Returns `false` if none was, or if the identity
-    /// does not hold the key.
+    /// does not hold the key. The requests are those of `release_identity`.
     pub async fn release_identity_coalescing(&self, key: impl Into<String>, identity: &str) -> Result<bool, Error> {
         Ok(self.release_by_identity(&key.into(), identity).await? == Some(true))
     }

@@ -216,8 +216,8 @@ impl Locks {
     /// Each lock whose release fails or is not answered is logged at level `warn`, and its key is free when its lease ends.
     /// The error is the first of them.
     ///
-    /// All locks end at once ([`Lock::until_lost`](crate::Lock::until_lost) returns), and all releases are sent at the same time: the
-    /// request of [`Lock::release`](crate::Lock::release) for each. Work that runs under a lock, in
+    /// All locks end at once ([`Lock::until_lost`](crate::Lock::until_lost) returns), and all releases are sent at the same time.
+    /// Their requests are those of [`Lock::release`](crate::Lock::release). Work that runs under a lock, in
     /// [`Acquire::run`](crate::Acquire::run), [`Lock::while_held`](crate::Lock::while_held) or a middleware, is cancelled at
     /// its next await point as if the lease had ended, and only then is the lock released. If the work does not stop, its
     /// lock is not released: do not call this from within such work. Other work must watch `lost` itself. A [minimum

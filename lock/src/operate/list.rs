@@ -177,7 +177,8 @@ pub struct List {
 impl List {
     /// Reads the next page. Returns `None` after the last page. A page can be empty even if others follow.
     ///
-    /// After an error, the next call reads the same page. One request.
+    /// After an error, the next call reads the same page. One request, and one more for each semaphore; IAM actions
+    /// `dynamodb:Scan` and `dynamodb:GetItem`.
     pub async fn next_page(&mut self) -> Result<Option<Vec<ListedRow>>, Error> {
         let settings = &self.locks.0;
         let Some(Page { rows, read, next }) = settings.table.scan(&self.cursor, settings.clock.now()).await? else {

@@ -27,3 +27,8 @@ fn tasks_share_what_they_lock_with() {
     shared::<(CheckReport, CreateTable, List)>();
     shared::<(DynamoDb, Host)>();
 }
+
+#[test]
+fn a_clone_of_locks_copies_a_pointer() {
+    assert_eq!(size_of::<Locks>(), size_of::<usize>());
+}
