@@ -292,7 +292,7 @@ pub(crate) struct Complete {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Selection {
-    /// Only keys that nobody has released: a holder has them, or left them when its lease ended
+    /// Only keys that nobody has released: a holder has them, or left them when its lease ended; and rates that are used up
     #[arg(long)]
     pub(crate) held: bool,
     /// Only keys that begin with this, as they are in the row

@@ -59,6 +59,11 @@ impl Entry {
         }
     }
 
+    /// Returns why the row cannot be read, in a sentence.
+    pub(crate) fn why_malformed(&self) -> Option<String> {
+        self.row.as_ref().err().map(sentence)
+    }
+
     fn holder(&self) -> Option<&Holder> {
         self.row.as_ref().ok().and_then(Option::as_ref)
     }
@@ -91,10 +96,7 @@ impl Entry {
         [
             printable_up_to(&self.key, LONGEST_KEY).into_owned(),
             self.state().to_owned(),
-            match &self.row {
-                Ok(holder) => holder.as_ref().map(name).unwrap_or_default(),
-                Err(malformed) => sentence(malformed),
-            },
+            holder.map(name).unwrap_or_default(),
             number(since.map(|since| now.duration_since(since).unwrap_or_default().as_secs())),
             // Rounded up, because a held key never has 0 s left.
             number(self.remaining(now).map(|remaining| remaining.as_secs() + 1)),
@@ -125,7 +127,7 @@ impl Entry {
             ("hold_seconds", holder.and_then(Holder::hold_time).map(|time| time.as_secs_f64().into())),
             ("waiting", holder.map(|holder| holder.waiters().into())),
             ("permits", (!permits.is_empty()).then(|| permits.into())),
-            ("error", self.row.as_ref().err().map(|error| sentence(error).into())),
+            ("error", self.why_malformed().map(Value::from)),
         ];
         let known = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         Value::Object(known.collect::<Map<_, _>>())

@@ -125,7 +125,7 @@ found first, not the first ones of the sorted table. A page that is throttled is
 
 held: a holder has the key, or --min-hold keeps it
 
-used up: the next call of a rate is not due yet
+used up: the next call of a rate is not due yet, but a call of its burst may pass
 
 free: the last holder released it
 
@@ -134,7 +134,7 @@ unfinished record of a function with OnUnfinished::Reject is refused until `rele
 
 completed: the record of an idempotent run that was completed
 
-malformed: the row cannot be read, and the column HOLDER says why
+malformed: the row cannot be read, and a sentence on standard error says why
 
 no row: in watch, a key that has no row: nothing has held it since it was deleted, or it is misspelled
 

@@ -19,9 +19,19 @@ use crate::output::{print, printable, say};
 pub(crate) async fn list(options: &TableOptions, selection: &Selection, json: bool) -> Result<(), Failure> {
     let connection = connect(options, identity::user()).await?;
     let entries = listed(&connection, selection).await?;
+    print_entries(&entries, json)
+}
+
+/// Prints a line for each key, or a table, and then why a row cannot be read.
+fn print_entries(entries: &[Entry], json: bool) -> Result<(), Failure> {
     let now = now();
-    let text = if json { entries.iter().map(|entry| entry.json(now)).collect() } else { table(&entries, now) };
-    print(text.as_bytes())
+    if json {
+        let lines: String = entries.iter().map(|entry| entry.json(now)).collect();
+        return print(lines.as_bytes());
+    }
+    print(table(entries, now).as_bytes())?;
+    entries.iter().filter_map(Entry::why_malformed).for_each(say);
+    Ok(())
 }
 
 /// Shows keys. A key without a row is a failure, after the others are shown.
@@ -34,12 +44,8 @@ pub(crate) async fn get(options: &TableOptions, keys: Vec<String>, json: bool) -
             entry => entries.push(entry),
         }
     }
-    let now = now();
-    if json {
-        let lines: String = entries.iter().map(|entry| entry.json(now)).collect();
-        print(lines.as_bytes())?;
-    } else if !entries.is_empty() {
-        print(table(&entries, now).as_bytes())?;
+    if json || !entries.is_empty() {
+        print_entries(&entries, json)?;
     }
     if without_row.is_empty() { Ok(()) } else { Err(missing(&connection, &without_row).await) }
 }

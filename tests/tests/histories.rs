@@ -168,7 +168,7 @@ macro_rules! histories_of {
 }
 
 histories_of! {
-    locks: 100 of history::run, [&Mutation::LOCK[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
+    locks: 150 of history::run, [&Mutation::LOCK[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
     records: 100 of idempotency_history::run, idempotency_history::MUTATIONS;
     queues: 100 of queue_history::run, queue_history::MUTATIONS;
     shards: 150 of stream_history::run, stream_history::MUTATIONS;

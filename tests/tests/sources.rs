@@ -47,8 +47,15 @@ fn without_iam_actions(source: &str) -> Vec<&str> {
             Some(text) => documentation.push_str(text),
             None if line.starts_with("#[") => {}
             None => {
-                let says =
-                    ["`dynamodb:", "ends no request", " are those of"].iter().any(|way| documentation.contains(way));
+                let says = [
+                    "`dynamodb:",
+                    "ends no request",
+                    "requests are those of",
+                    "requests and the IAM action are those of",
+                    "requests for each key are those of",
+                ]
+                .iter()
+                .any(|way| documentation.contains(way));
                 without.extend(line.strip_prefix("pub async fn ").filter(|_| !says));
                 documentation.clear();
             }

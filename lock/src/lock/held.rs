@@ -235,8 +235,6 @@ impl Lock {
     /// }
     /// # async fn work() {}
     /// ```
-    ///
-    /// Sends no request.
     pub async fn until_lost(&self) {
         self.ends_within(Duration::ZERO).await;
     }

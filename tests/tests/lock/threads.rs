@@ -29,6 +29,6 @@ fn tasks_share_what_they_lock_with() {
 }
 
 #[test]
-fn a_clone_of_locks_copies_a_pointer() {
+fn locks_are_as_large_as_a_pointer() {
     assert_eq!(size_of::<Locks>(), size_of::<usize>());
 }

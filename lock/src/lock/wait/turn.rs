@@ -280,13 +280,13 @@ impl KeyTurn {
         if let ([hold], 1) = (&seen.holds[..], self.capacity) {
             return Awaited { hold: *hold, ahead };
         }
-        // A hold that takes longer than most does not count, unless all holds do: the other permits come free before it.
+        // A hold that takes longer than nearly all do does not count, unless all holds do: other permits come free before it.
         let left = |hold: &Hold| {
             let (age, known) = (self.age(hold, now), seen.queue.hold_time.map(in_ms));
             let left_of_lease = count(hold.until) - ms(now.wall);
             match known {
                 _ if hold.released => left_of_lease,
-                Some((mean, deviation)) if age < mean + 2.0 * deviation + self.moment() => {
+                Some((mean, deviation)) if age < mean + 3.0 * deviation + self.moment() => {
                     (mean - age).min(left_of_lease)
                 }
                 Some((mean, _)) if left_of_lease < mean => left_of_lease,
@@ -341,7 +341,8 @@ impl KeyTurn {
     }
 
     /// Returns the place that the next attempt serves if it succeeds. A place ahead of it that was not served is then given
-    /// up: its waiter is gone. But as long as holds are unknown, waiters ahead may be asleep.
+    /// up: its waiter is gone. But as long as holds are unknown, waiters ahead may be asleep: only the waiters that come next,
+    /// one for each permit, give up the places ahead of them. For a lock, the second in line does so, too.
     fn served(&self) -> Option<u64> {
         let queue = self.seen.as_ref()?.queue;
         let place = self.place.filter(|place| *place > queue.head)?;
@@ -428,7 +429,8 @@ impl KeyTurn {
                 (next - age).max(moment)
             }
             Some(_) => (age * GROWTH * jitter).max(moment) + behind,
-            None if self.capacity > 1 => (age * ((GROWTH + 1.0) / 2.0 + count(ahead)) * jitter).max(moment),
+            // Half as long as for a lock: waiters share the permits in fewer rounds, so a late waiter costs more of the whole.
+            None if self.capacity > 1 => (age * (f64::midpoint(GROWTH, 1.0) + count(ahead)) * jitter).max(moment),
             None => (age * (GROWTH + count(ahead + 1)) * jitter).max(moment),
         };
         delay.min(left_of_lease + behind + random)
