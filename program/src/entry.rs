@@ -69,7 +69,7 @@ impl Entry {
     }
 
     fn remaining(&self, now: SystemTime) -> Option<Duration> {
-        let until = self.holder().filter(|_| ["held", "used up"].contains(&self.state()))?.until();
+        let until = self.holder().filter(|holder| holder.is_current() && !holder.is_completed())?.until();
         Some(until.duration_since(now).unwrap_or_default())
     }
 

@@ -217,7 +217,7 @@ async fn print_instructions(programs: &[PathBuf; 2]) {
 /// Counts the instructions of one process, from its start to the end of its first invocation, in millions.
 async fn instructions(program: &Path, side: &str, dynamodb: &DynamoDb) -> f64 {
     let mut lambda = Lambda::start().await;
-    let mut command = lambda.environment(Path::new("valgrind"));
+    let mut command = lambda.environment("valgrind");
     dynamodb.at_home(&mut command, side);
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program).stderr(Stdio::piped());
     let function = command.spawn().expect("valgrind");

@@ -55,8 +55,8 @@ where
     /// Runs `body`, or returns the result of the first run with this input's key.
     ///
     /// When the lease ends, the body is cancelled at its next await point, and the call fails with an error that
-    /// [`is_lost`](crate::Error::is_lost). The [type](Self) describes the other outcomes. The
-    /// requests and the IAM action are those of [the type](Self#cost).
+    /// [`is_lost`](crate::Error::is_lost). The [type](Self) describes the other outcomes. The requests and
+    /// the IAM action are those of [the type](Self#cost).
     ///
     /// If the future is dropped, so is the body, perhaps with half of its work done. The record is released in the
     /// background, or is unfinished with [`OnUnfinished::Reject`]. If the result was being stored, it may be lost, and

@@ -352,8 +352,8 @@ impl Acquire {
     /// Takes the lock over as [`take_over`](Self::take_over) does, in one `UpdateItem` if the lock still has this
     /// [fence](Lock::fence), which the step before has passed on. If the lock has another fence, because the present step is
     /// repeated for example, or if work was [left](Locks::coalesce) to it, a second `UpdateItem` takes it over. A takeover of
-    /// [several keys](Locks::acquire_all) or of a permit ignores the fence, and sends two requests. IAM
-    /// action `dynamodb:UpdateItem`.
+    /// [several keys](Locks::acquire_all) or of a permit ignores the fence, and sends two requests. IAM action
+    /// `dynamodb:UpdateItem`.
     ///
     /// ```
     /// # use lambda_lock::{Error, Lock, Locks};
