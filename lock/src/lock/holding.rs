@@ -1,6 +1,5 @@
 //! `Holding`: the state of a lock, which outlives the `Lock` while its release is sent.
 
-use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -287,15 +286,6 @@ impl Holding {
     /// The state is plain values, so a panic cannot leave it half-written.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Omits all but the key.
-impl fmt::Debug for Holding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holding")
-            .field("key", &self.acquisition.name(self.locks.0.table.place()))
-            .finish_non_exhaustive()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures_util::future::BoxFuture;
@@ -10,7 +9,7 @@ use futures_util::future::BoxFuture;
 use crate::error::Error;
 
 /// A lock in the register.
-pub(super) trait Held: fmt::Debug + Send + Sync {
+pub(super) trait Held: Send + Sync {
     /// Ends the lock before its lease does: work that runs under it stops. Returns `false` if no request is left to send.
     fn stop(&self) -> bool;
 

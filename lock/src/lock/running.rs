@@ -18,7 +18,7 @@ use crate::client::SdkAttempts;
 use crate::clock::Moment;
 use crate::error::{Cause, Error};
 use crate::limits::DAY;
-use crate::row::{Acquisition, Grant, Joined, Withdrawing};
+use crate::row::{Acquisition, Grant, Withdrawing};
 
 impl Acquire {
     /// Makes one attempt, and tells the telemetry.
@@ -179,8 +179,8 @@ impl Running<'_> {
         for (index, joined, _) in &joins {
             let key = settings.table.place().printable_key(&names[*index]);
             match joined {
-                Ok(Some(Joined { place, holder })) => {
-                    telemetry.joined(&key, place.saturating_sub(holder.queue.head).saturating_sub(1));
+                Ok(Some(row)) => {
+                    telemetry.joined(&key, row.queue.tail.saturating_sub(row.queue.head).saturating_sub(1));
                 }
                 Ok(None) => {}
                 Err(error) => tracing::debug!(key, ?error, "no place in the queue"),

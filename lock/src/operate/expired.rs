@@ -2,7 +2,6 @@
 
 use crate::error::Error;
 use crate::lock::Locks;
-use crate::row::Cursor;
 
 impl Locks {
     /// Deletes the rows that DynamoDB's TTL would delete, for a table without TTL: one with
@@ -29,10 +28,13 @@ impl Locks {
     /// that were deleted stay deleted: call it again.
     #[doc(alias = "ttl", alias = "cleanup")]
     pub async fn delete_expired(&self) -> Result<u64, Error> {
-        let (settings, mut cursor, mut total) = (&self.0, Cursor::Start, 0);
-        while let Some((deleted, next)) = settings.table.delete_expired(&cursor, settings.clock.now()).await? {
-            (cursor, total) = (next, total + deleted);
+        let (settings, mut after, mut total) = (&self.0, None, 0);
+        loop {
+            let (deleted, next) = settings.table.delete_expired(after, settings.clock.now()).await?;
+            (after, total) = (next, total + deleted);
+            if after.is_none() {
+                return Ok(total);
+            }
         }
-        Ok(total)
     }
 }

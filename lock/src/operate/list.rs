@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::holder::{Data, Holder};
 use crate::limits::{MAX_DATA_BYTES, MAX_RETENTION, check_data, check_duration};
 use crate::lock::Locks;
-use crate::row::{Cursor, Page};
+use crate::row::{Item, Page};
 use crate::text::printable;
 
 impl Locks {
@@ -37,7 +37,7 @@ impl Locks {
 
     /// Lists the locks and records of the table, page by page: see [`List`].
     pub fn list(&self) -> List {
-        List { locks: self.clone(), cursor: Cursor::Start, read: 0 }
+        List { locks: self.clone(), after: None, is_read: false, read: 0 }
     }
 
     /// Frees `key` by force, if the acquisition that was `seen` still has it. `seen` comes from [`get`](Self::get), from a
@@ -170,7 +170,9 @@ impl Locks {
 #[must_use = "a list reads nothing until a page is requested"]
 pub struct List {
     locks: Locks,
-    cursor: Cursor,
+    /// The last row before the next page.
+    after: Option<Item>,
+    is_read: bool,
     read: u64,
 }
 
@@ -181,10 +183,12 @@ impl List {
     /// `dynamodb:Scan` and `dynamodb:GetItem`.
     pub async fn next_page(&mut self) -> Result<Option<Vec<ListedRow>>, Error> {
         let settings = &self.locks.0;
-        let Some(Page { rows, read, next }) = settings.table.scan(&self.cursor, settings.clock.now()).await? else {
+        if self.is_read {
             return Ok(None);
-        };
-        self.cursor = next;
+        }
+        let Page { rows, read, next } = settings.table.scan(self.after.clone(), settings.clock.now()).await?;
+        self.is_read = next.is_none();
+        self.after = next;
         self.read += read;
         Ok(Some(rows.into_iter().map(|(key, holder)| ListedRow { key, holder }).collect()))
     }

@@ -6,7 +6,8 @@ use super::expression::{Update, count};
 use super::key::is_over;
 use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
 use super::permit::{PermitPlace, gives_permit};
-use super::read::{Unreadable, number_at};
+use super::read::number_at;
+use super::record_claim::RecordClaim;
 use super::table::{Item, Table};
 use super::target::Target;
 use super::write::{Answer, Refused, Write};
@@ -138,14 +139,18 @@ impl Acquisition {
         has_taken_over: bool,
         mut refusal: Refused,
     ) -> Result<Option<Claimed>, Error> {
-        let prevented = refusal.prevented.take();
+        let (prevented, is_record) = (refusal.prevented.take(), self.target.record().is_some());
         self.plan.earlier = vec![None; self.target.keys().len()];
         let (mut own, mut held, mut asks_again) = (Vec::new(), Vec::new(), false);
-        for (key, row) in refusal.into_each(claim.now) {
-            let row = row.map_err(|why| self.unreadable(why, table, &key))?;
-            let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
+        for (key, row) in refusal.into_each(table, claim.now) {
+            let row = row.map_err(|error| if is_record { RecordClaim::unreadable(error) } else { error })?;
+            let Some(row) = row else {
+                // The acquisition to take over is gone with its row.
+                asks_again = true;
+                continue;
+            };
             if row.kind != HolderKind::Key {
-                let not = if self.target.record().is_some() { "a record of idempotency" } else { "a lock" };
+                let not = if is_record { "a record of idempotency" } else { "a lock" };
                 return Err(Error::new(Cause::WrongKind { is: row.kind_name(), not }, table.place(), &key));
             }
             self.numbers.see(row.fence);
@@ -250,12 +255,5 @@ impl Acquisition {
     /// Returns the position of a key.
     pub(super) fn index_of(&self, key: &str) -> Option<usize> {
         self.target.keys().iter().position(|other| other == key)
-    }
-
-    fn unreadable(&self, why: Unreadable, table: &Table, key: &str) -> Error {
-        if self.target.record().is_some() {
-            return super::record_claim::RecordClaim::unreadable(why, table, key);
-        }
-        why.into_error(table.place(), key)
     }
 }

@@ -5,63 +5,18 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::attribute::number_at;
-use super::claim::{Claim, Plan};
-use super::expression::{Attribute as _, Condition, Update, any};
+use super::claim::Plan;
+use super::expression::{Attribute as _, Condition, any};
 use super::key::KeyPlace;
 use super::names::{LATEST, LEASE_END, MAX_FENCE, STATUS};
 use super::permit::PermitPlace;
-use super::place::Release;
+use super::place::Place;
 use super::table::{Item, Table};
 use super::target::Target;
 use crate::client::SdkAttempts;
-use crate::clock::{Lease, Moment, Offset, micros};
+use crate::clock::{Moment, Offset, micros};
 use crate::error::{Cause, Error, Place as Where};
-use crate::holder::{Data, Holder};
 use crate::queue::HoldTime;
-
-/// The place of one owner.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Place<'a> {
-    Key(KeyPlace<'a>),
-    Permit(PermitPlace<'a>),
-}
-
-impl<'a> Place<'a> {
-    pub(super) fn is_held(self, number: u64, now: u64) -> Condition<'a> {
-        match self {
-            Self::Key(key) => key.is_held(number, now),
-            Self::Permit(permit) => permit.is_held(number, now),
-        }
-    }
-
-    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
-        match self {
-            Self::Key(key) => key.take_over(attempt, claim, seen),
-            Self::Permit(permit) => permit.take_over(attempt, claim, seen),
-        }
-    }
-
-    pub(super) fn renew(self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a> {
-        match self {
-            Self::Key(key) => key.renew(own, sequence, now, lease, data),
-            Self::Permit(permit) => permit.renew(own, sequence, now, lease, data),
-        }
-    }
-
-    pub(super) fn release(self, own: u64, release: &Release<'_>) -> Update<'a> {
-        match self {
-            Self::Key(key) => key.release(own, release),
-            Self::Permit(permit) => permit.release(own, release),
-        }
-    }
-
-    pub(super) fn withdraw(self, last: u64, row: Option<&Option<Holder>>, now: Moment) -> Update<'a> {
-        match self {
-            Self::Key(key) => key.withdraw(last, row, now),
-            Self::Permit(permit) => permit.withdraw(last, row, now),
-        }
-    }
-}
 
 /// The numbers of one owner's attempts.
 #[derive(Clone, Copy, Debug, Default)]
@@ -193,11 +148,11 @@ impl Acquisition {
     }
 
     /// Returns the place of this owner with this key.
-    pub(super) fn place<'a>(&'a self, table: &'a Table, key: &'a str) -> Place<'a> {
+    pub(super) fn place<'a>(&'a self, table: &'a Table, key: &'a str) -> Box<dyn Place<'a> + 'a> {
         if self.target.is_permit() {
-            Place::Permit(PermitPlace { table, key, owner: &self.owner })
+            Box::new(PermitPlace { table, key, owner: &self.owner })
         } else {
-            Place::Key(self.key_place(table, key))
+            Box::new(self.key_place(table, key))
         }
     }
 

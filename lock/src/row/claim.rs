@@ -79,7 +79,9 @@ pub(crate) struct Plan {
 /// Shows all that decides the next attempt: the model takes two plans that print the same for equal.
 impl fmt::Debug for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seen = |seen: &Holder| (seen.owner.clone(), seen.number, seen.sequence, seen.released, seen.until);
+        let seen = |seen: &Holder| {
+            (seen.owner.clone(), seen.number, seen.sequence, seen.released, seen.until, seen.asked, seen.held_since)
+        };
         let earlier: Vec<_> = self.earlier.iter().map(|earlier| earlier.as_ref().map(seen)).collect();
         let ended: Vec<_> = self.ended.iter().map(seen).collect();
         f.debug_struct("Plan").field("earlier", &earlier).field("ended", &ended).field("passed", &self.passed).finish()

@@ -5,9 +5,9 @@ use futures_util::future::join_all;
 
 use super::expression::{Attribute as _, Condition, all, any, count, not};
 use super::names::{EXPIRATION, LEASE_END};
-use super::read::{Cursor, is_written_by_locks, string_at};
+use super::read::{is_written_by_locks, string_at};
 use super::rendered::Rendered;
-use super::table::{Table, in_time};
+use super::table::{Item, Table, in_time};
 use crate::client::SdkAttempts;
 use crate::clock::{Moment, millis};
 use crate::error::{Cause, Error, is_conflict};
@@ -17,10 +17,9 @@ use crate::limits::REQUEST_TIMEOUT;
 const DELETIONS_AT_A_TIME: usize = 10;
 
 impl Table {
-    /// Deletes the old rows of the next page. Returns how many, and where the next page begins; or `None` after the last page.
-    /// One scan of up to 1 MiB, and one request for each old row.
-    pub(crate) async fn delete_expired(&self, cursor: &Cursor, now: Moment) -> Result<Option<(u64, Cursor)>, Error> {
-        let Some(after) = cursor.after() else { return Ok(None) };
+    /// Deletes the old rows of the next page, after this row. Returns how many, and the last row before the next page, if there is
+    /// a next page. One scan of up to 1 MiB, and one request for each old row.
+    pub(crate) async fn delete_expired(&self, after: Option<Item>, now: Moment) -> Result<(u64, Option<Item>), Error> {
         let is_old = self.is_ours().and(is_written_by_locks()).and(self.is_expired(now));
         let (key, filter) = Rendered::of_list(&[self.key_path()], &is_old);
         // Not consistent, at half the price: the deletion of a row that has changed is refused.
@@ -40,23 +39,25 @@ impl Table {
                 deleted += u64::from(answer?);
             }
         }
-        Ok(Some((deleted, Cursor::before(page.last_evaluated_key))))
+        Ok((deleted, page.last_evaluated_key))
     }
 
     /// Returns the key of a row that neither this crate nor Powertools has written, if there is one. A scan of up to 1 MiB for
     /// each part of the table, until one is found.
     pub(crate) async fn row_of_others(&self) -> Result<Option<String>, Error> {
-        let mut cursor = Cursor::Start;
-        while let Some(after) = cursor.after() {
+        let mut after = None;
+        loop {
             let (key, filter) = Rendered::of_list(&[self.key_path()], &not(is_written_by_locks()));
             let page = self.scan_page(after, key, filter, true).await?;
             let mut keys = page.items.unwrap_or_default().into_iter();
             if let Some(key) = keys.find_map(|mut row| string_at(&mut row, self.key_attribute()).ok()?) {
                 return Ok(Some(key));
             }
-            cursor = Cursor::before(page.last_evaluated_key);
+            after = page.last_evaluated_key;
+            if after.is_none() {
+                return Ok(None);
+            }
         }
-        Ok(None)
     }
 
     /// The row is old enough for TTL to delete it, by every clock. A lease that goes on keeps the row, such as a lease that was

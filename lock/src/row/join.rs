@@ -6,7 +6,6 @@ use aws_sdk_dynamodb::types::ReturnValue;
 
 use super::expression::{Attribute as _, To, Update, count};
 use super::names::{HEAD, STATUS, TAIL, TAIL_UNTIL};
-use super::read::number_at;
 use super::table::{Table, in_time};
 use super::write::send;
 use crate::clock::{Moment, millis};
@@ -15,16 +14,10 @@ use crate::holder::Holder;
 use crate::limits::DAY;
 use crate::queue::Queue;
 
-/// A place in the queue, and the row when it was given.
-#[derive(Debug)]
-pub(crate) struct Joined {
-    pub(crate) place: u64,
-    pub(crate) holder: Holder,
-}
-
 impl Table {
     /// Takes the place behind the last one. `seen` is the queue that the caller has seen; `until` is the time at which it
-    /// stops waiting, in milliseconds since the epoch. Returns `None` if there is no row. One request.
+    /// stops waiting, in milliseconds since the epoch. Returns the row, whose `tail` is the place; or `None` if there is no row.
+    /// One request.
     pub(crate) async fn join(
         &self,
         key: &str,
@@ -32,7 +25,7 @@ impl Table {
         until: u64,
         now: Moment,
         limit: Duration,
-    ) -> Result<Option<Joined>, Error> {
+    ) -> Result<Option<Holder>, Error> {
         // If nobody waits any more by any clock, the queue begins behind the places that were given.
         let is_empty = seen.tail <= seen.head || seen.until.saturating_add(millis(self.clock_skew)) <= now.millis();
         let head = if is_empty { seen.tail.max(seen.head) } else { seen.head };
@@ -52,10 +45,8 @@ impl Table {
             .returning(ReturnValue::AllNew);
         match in_time(limit, send(self.request(&update))).await {
             Ok(output) => {
-                let row = output.attributes.unwrap_or_default();
-                let place = number_at(&row, TAIL, u64::MAX).ok().flatten().unwrap_or_default();
-                let holder = Holder::read(row, now).map_err(|why| self.malformed(key, why))?;
-                Ok(Some(Joined { place, holder }))
+                let row = Holder::read(output.attributes.unwrap_or_default(), now);
+                row.map(Some).map_err(|why| self.malformed(key, why))
             }
             Err(error) => self.refused(error, &update)?.into_row(self, now).map(|_| None),
         }

@@ -9,7 +9,7 @@ use super::names::{
     LEASE_END, OF_ACQUIRE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, SEQUENCE, STATUS, WITHDRAWN,
 };
 use super::owner::split;
-use super::place::{Release, is_empty, serve, was_just_freed, with_hold};
+use super::place::{Place, Release, is_empty, serve, was_just_freed, with_hold};
 use super::table::{Item, Table};
 use crate::clock::{Lease, Moment, millis, seconds_up};
 use crate::holder::{Data, Holder};
@@ -33,11 +33,6 @@ impl<'a> KeyPlace<'a> {
         self.is_owner(FENCE.is(count("own", number)))
     }
 
-    /// The owner has the key with this number, and the lease ends after `now`.
-    pub(super) fn is_held(self, number: u64, now: u64) -> Condition<'a> {
-        self.is_own(number).and(LEASE_END.above(count("now", now)))
-    }
-
     /// Takes a free key.
     pub(super) fn take(self, attempt: u64, claim: &Claim<'a>, rank: Rank, over: Condition<'a>) -> Update<'a> {
         let is_free = all([accepts(attempt), is_free(claim.now, over)]);
@@ -54,21 +49,6 @@ impl<'a> KeyPlace<'a> {
             .set(SEQUENCE, count("zero", 0_u8))
             .remove(HELD_SINCE);
         serve(update, rank)
-    }
-
-    /// Takes the key over from an earlier acquire of the same identity, if it is as it was seen.
-    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
-        let number = seen.number.unwrap_or_default();
-        let update = self
-            .replace(attempt, claim, number)
-            .when(OWNER.is(value("seen_owner", string(seen.owner.as_deref().unwrap_or_default()))))
-            .set(HELD_SINCE, count("held_since", seen.held_since.unwrap_or(claim.now.millis())));
-        // The work that was left to the earlier acquire is left to this one.
-        if seen.was_asked(number) {
-            update.set(ASKED, count("number", attempt))
-        } else {
-            update.when(not(ASKED.is(count("seen", number))))
-        }
     }
 
     /// Takes the key over from the acquire of the same identity that has this fence, if no work was left to it.
@@ -102,36 +82,6 @@ impl<'a> KeyPlace<'a> {
             .set(SEQUENCE, count("zero", 0_u8))
     }
 
-    /// Moves the end of the lease. One that arrives after a later renewal is refused by its sequence.
-    pub(super) fn renew(self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a> {
-        Update::new(self.key)
-            .when(self.is_held(own, now.millis()))
-            .when(is_after(sequence))
-            .set(LEASE_END, count("lease_end", lease.end))
-            .set(EXPIRATION, count("expiration", lease.expiration))
-            .set(SEQUENCE, count("sequence", sequence))
-            .set_data(data)
-    }
-
-    /// Frees the key, or keeps it until the end of its minimum hold. A release that is repeated after it was applied replaces the
-    /// data and the minimum hold of the one before.
-    pub(super) fn release(self, own: u64, release: &Release<'_>) -> Update<'a> {
-        let Release { number, sequence, now, hold_until, hold, data, coalesces } = *release;
-        let last = || count("number", number);
-        let hold_end = hold_until.filter(|end| *end > now.wall);
-        let update = Update::new(self.key)
-            .when(self.is_owner(any([FENCE.is(count("own", own)), all([FENCE.is(last()), RELEASED.is(last())])])))
-            .when(is_after(sequence))
-            .set(FREED_AT, count("now", now.millis()))
-            .set_data(data);
-        let update = with_hold(update, hold, hold_end.unwrap_or(now.wall));
-        let update = if coalesces { update.returning(ReturnValue::AllOld) } else { update };
-        end_acquisition(update, number)
-            .set(LEASE_END, count("lease_end", hold_end.map_or(ENDED, millis)))
-            .set(EXPIRATION, count("expiration", seconds_up(self.table.kept_after(hold_end.unwrap_or(now.wall)))))
-            .set(SEQUENCE, count("sequence", sequence))
-    }
-
     /// Completes the record of a key. It also counts as the release.
     pub(super) fn complete(self, own: u64, last: u64, until: u64) -> Update<'a> {
         end_acquisition(Update::new(self.key), last)
@@ -159,10 +109,67 @@ impl<'a> KeyPlace<'a> {
         })
     }
 
-    /// Gives up this owner's attempts up to this number. The row is as it was seen last, if it was.
-    ///
+    /// The new row looks as if the owner had released it.
+    fn withdraw_without_row(self, update: Update<'a>, last: u64, now: Moment) -> Update<'a> {
+        end_acquisition(update, last)
+            .set(STATUS, text("in_progress", IN_PROGRESS))
+            .set(OWNER, text("owner", self.owner))
+            .set(ACQUIRED_AT, count("now", now.millis()))
+            .set(FREED_AT, count("now", now.millis()))
+            .set(LEASE_END, count("lease_end", ENDED))
+            .set(EXPIRATION, count("expiration", seconds_up(self.table.kept_after(now.wall))))
+    }
+}
+
+impl<'a> Place<'a> for KeyPlace<'a> {
+    fn is_held(&self, number: u64, now: u64) -> Condition<'a> {
+        self.is_own(number).and(LEASE_END.above(count("now", now)))
+    }
+
+    fn take_over(&self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
+        let number = seen.number.unwrap_or_default();
+        let update = self
+            .replace(attempt, claim, number)
+            .when(OWNER.is(value("seen_owner", string(seen.owner.as_deref().unwrap_or_default()))))
+            .set(HELD_SINCE, count("held_since", seen.held_since.unwrap_or(claim.now.millis())));
+        // The work that was left to the earlier acquire is left to this one.
+        if seen.was_asked(number) {
+            update.set(ASKED, count("number", attempt))
+        } else {
+            update.when(not(ASKED.is(count("seen", number))))
+        }
+    }
+
+    fn renew(&self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a> {
+        Update::new(self.key)
+            .when(self.is_held(own, now.millis()))
+            .when(is_after(sequence))
+            .set(LEASE_END, count("lease_end", lease.end))
+            .set(EXPIRATION, count("expiration", lease.expiration))
+            .set(SEQUENCE, count("sequence", sequence))
+            .set_data(data)
+    }
+
+    /// A release that is repeated after it was applied replaces the data and the minimum hold of the one before.
+    fn release(&self, own: u64, release: &Release<'_>) -> Update<'a> {
+        let Release { number, sequence, now, hold_until, hold, data, coalesces } = *release;
+        let last = || count("number", number);
+        let hold_end = hold_until.filter(|end| *end > now.wall);
+        let update = Update::new(self.key)
+            .when(self.is_owner(any([FENCE.is(count("own", own)), all([FENCE.is(last()), RELEASED.is(last())])])))
+            .when(is_after(sequence))
+            .set(FREED_AT, count("now", now.millis()))
+            .set_data(data);
+        let update = with_hold(update, hold, hold_end.unwrap_or(now.wall));
+        let update = if coalesces { update.returning(ReturnValue::AllOld) } else { update };
+        end_acquisition(update, number)
+            .set(LEASE_END, count("lease_end", hold_end.map_or(ENDED, millis)))
+            .set(EXPIRATION, count("expiration", seconds_up(self.table.kept_after(hold_end.unwrap_or(now.wall)))))
+            .set(SEQUENCE, count("sequence", sequence))
+    }
+
     /// No form touches the status or the end of a row that is there: a run of another library may be in progress.
-    pub(super) fn withdraw(self, last: u64, row: Option<&Option<Holder>>, now: Moment) -> Update<'a> {
+    fn withdraw(&self, last: u64, row: Option<&Option<Holder>>, now: Moment) -> Update<'a> {
         let update = Update::new(self.key).returning(ReturnValue::AllOld);
         let row_is = |status| STATUS.is(text("status", status));
         if matches!(row, Some(None)) {
@@ -184,17 +191,6 @@ impl<'a> KeyPlace<'a> {
                 .set(EXPIRATION, count("expiration", expiration)),
             Some(_) => update.when(any([is_completed(), row_is(IN_PROGRESS)])),
         }
-    }
-
-    /// The new row looks as if the owner had released it.
-    fn withdraw_without_row(self, update: Update<'a>, last: u64, now: Moment) -> Update<'a> {
-        end_acquisition(update, last)
-            .set(STATUS, text("in_progress", IN_PROGRESS))
-            .set(OWNER, text("owner", self.owner))
-            .set(ACQUIRED_AT, count("now", now.millis()))
-            .set(FREED_AT, count("now", now.millis()))
-            .set(LEASE_END, count("lease_end", ENDED))
-            .set(EXPIRATION, count("expiration", seconds_up(self.table.kept_after(now.wall))))
     }
 }
 

@@ -11,7 +11,6 @@
 //! | `expression`, `rendered` | conditions and updates, and their texts |
 //! | `table`, `write`, `repeat` | how a request is sent |
 //! | `owner` | the nonce and the identity in an owner |
-//! | `script` | the requests and answers without a network, for the model |
 //! | `target`, `acquisition`, `claim`; `record_claim` and `record` for idempotency | the target, and one owner's acquisition |
 //! | `acquire` | the attempts of an owner, and the meaning of their answers |
 //! | `operation`; `renew`, `release`, `withdraw`, `coalesce`, `free` | every other operation: requests and answers |
@@ -71,7 +70,6 @@ pub(crate) use claim::{Claim, Claimed, Grant, LeavesTo, Rank};
 pub(crate) use coalesce::Coalescing;
 #[cfg(feature = "model")]
 pub(crate) use free::Freeing;
-pub(crate) use join::Joined;
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
 #[cfg(feature = "model")]
 pub(crate) use operation::Operation;
@@ -79,12 +77,12 @@ pub(crate) use owner::owner_of;
 pub(crate) use place::{Hold, Release};
 pub(crate) use probe::{PROBE_KEY, probe_key};
 pub(crate) use rate::Pace;
-pub(crate) use read::{Cursor, Page};
+pub(crate) use read::Page;
 pub(crate) use record::{Completed, Completing, Outcome};
 pub(crate) use record_claim::RecordClaim;
 pub(crate) use release::{Released, Releasing};
 pub(crate) use renew::{Renewed, Renewing};
-pub(crate) use table::{Table, in_time, is_same_table};
+pub(crate) use table::{Item, Table, in_time, is_same_table};
 pub(crate) use target::Target;
 pub(crate) use withdraw::Withdrawing;
 #[cfg(feature = "model")]

@@ -80,21 +80,19 @@ pub(super) mod permit {
 pub(super) const RESERVED_WORDS: [&str; 9] =
     [STATUS, OWNER, SEQUENCE, DATA, ERROR, HOLD, permit::NUMBER, permit::HOLDER, permit::LEASE_END];
 
-const RESERVED: [&str; 25] = [
-    STATUS,
-    LEASE_END,
-    EXPIRATION,
-    OWNER,
+pub(super) const IN_PROGRESS: &str = "INPROGRESS";
+pub(super) const COMPLETED: &str = "COMPLETED";
+pub(super) const SEMAPHORE: &str = "SEMAPHORE";
+pub(super) const RATE: &str = "RATE";
+
+/// The attributes that an acquire of a key writes or removes, apart from the queue and the caller's own.
+pub(super) const OF_ACQUIRE: [&str; 12] =
+    [STATUS, OWNER, FENCE, HOLDER, ACQUIRED_AT, HELD_SINCE, LEASE_END, EXPIRATION, SEQUENCE, DATA, VALIDATION, ERROR];
+
+/// The other attributes of a row.
+const OF_OTHERS: [&str; 13] = [
     RELEASED,
-    SEQUENCE,
     WITHDRAWN,
-    FENCE,
-    HOLDER,
-    ACQUIRED_AT,
-    HELD_SINCE,
-    DATA,
-    VALIDATION,
-    ERROR,
     HOLD,
     HOLD_DEVIATION,
     TAIL,
@@ -107,15 +105,6 @@ const RESERVED: [&str; 25] = [
     DUE,
     ASKED,
 ];
-
-pub(super) const IN_PROGRESS: &str = "INPROGRESS";
-pub(super) const COMPLETED: &str = "COMPLETED";
-pub(super) const SEMAPHORE: &str = "SEMAPHORE";
-pub(super) const RATE: &str = "RATE";
-
-/// The attributes that an acquire of a key writes or removes, apart from the queue and the caller's own.
-pub(super) const OF_ACQUIRE: [&str; 12] =
-    [STATUS, OWNER, FENCE, HOLDER, ACQUIRED_AT, HELD_SINCE, LEASE_END, EXPIRATION, SEQUENCE, DATA, VALIDATION, ERROR];
 
 /// The largest time in a row: the end of the year 9999, in milliseconds.
 pub(super) const LATEST: u64 = 253_402_300_799_999;
@@ -132,5 +121,5 @@ pub(super) const MAX_PLACE: u64 = i64::MAX as u64;
 /// Returns `true` if the name is ours. Each name that a later version adds has a colon, so it is never the name of a caller's
 /// attribute, but most names of the first version have no colon.
 pub(crate) fn is_reserved(attribute: &str) -> bool {
-    RESERVED.contains(&attribute) || attribute.contains(':')
+    OF_ACQUIRE.contains(&attribute) || OF_OTHERS.contains(&attribute) || attribute.contains(':')
 }

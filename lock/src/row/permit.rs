@@ -24,7 +24,7 @@ use super::names::{
     WITHDRAWN, permit,
 };
 use super::owner::split;
-use super::place::{Release, is_empty, is_not_passed, latest, serve, served, was_just_freed, with_hold};
+use super::place::{Place, Release, is_empty, is_not_passed, latest, serve, served, was_just_freed, with_hold};
 use super::table::Table;
 use crate::clock::{Lease, Moment, micros, millis, seconds_up};
 use crate::holder::{Data, Holder};
@@ -60,11 +60,6 @@ impl<'a> PermitPlace<'a> {
             Some((_, nonce)) => has_number.and(self.at(permit::NONCE).is(text("nonce", nonce))),
             None => has_number,
         }
-    }
-
-    /// The same, and the lease ends after `now`.
-    pub(super) fn is_held(self, number: u64, now: u64) -> Condition<'a> {
-        self.is_own(number).and(self.at(permit::LEASE_END).above(count("now", now)))
     }
 
     /// No request of this owner with this sequence, or a later one, was applied. A permit without a sequence was just acquired.
@@ -126,8 +121,26 @@ impl<'a> PermitPlace<'a> {
         update
     }
 
-    /// Takes the permit over from an earlier acquire of the same identity, if it is as it was seen.
-    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
+    /// Counts one more acquisition of a semaphore. A map in the same update cannot refer to the count, so that the fence of
+    /// the permit stands beside it. The fence of a new row starts at the clock, so that a deletion does not set it back.
+    fn counted(self, update: Update<'a>, claim: &Claim<'_>) -> Update<'a> {
+        let next = || To::next(FENCE, count("now_micros", micros(claim.now.wall)));
+        update.set(FENCE, next()).set(self.fence(), next())
+    }
+
+    /// Gives up the attempts at a semaphore's permits up to this number, if it is not 0 and they were not given up before.
+    fn give_up(self, update: Update<'a>, last: u64, now: Moment) -> Update<'a> {
+        let update = update.set(EXPIRATION, count("expiration", seconds_up(self.table.semaphore_kept_until(now))));
+        if last == 0 { update } else { give_up(update, last) }
+    }
+}
+
+impl<'a> Place<'a> for PermitPlace<'a> {
+    fn is_held(&self, number: u64, now: u64) -> Condition<'a> {
+        self.is_own(number).and(self.at(permit::LEASE_END).above(count("now", now)))
+    }
+
+    fn take_over(&self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a> {
         let now = || count("now", claim.now.millis());
         let seen_nonce = seen.owner.as_deref().and_then(split).map_or("", |(_, nonce)| nonce);
         let update = Update::new(self.key)
@@ -149,15 +162,7 @@ impl<'a> PermitPlace<'a> {
         self.counted(update, claim)
     }
 
-    /// Counts one more acquisition of a semaphore. A map in the same update cannot refer to the count, so that the fence of
-    /// the permit stands beside it. The fence of a new row starts at the clock, so that a deletion does not set it back.
-    fn counted(self, update: Update<'a>, claim: &Claim<'_>) -> Update<'a> {
-        let next = || To::next(FENCE, count("now_micros", micros(claim.now.wall)));
-        update.set(FENCE, next()).set(self.fence(), next())
-    }
-
-    /// Moves the end of the lease. One that arrives after a later renewal is refused by its sequence.
-    pub(super) fn renew(self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a> {
+    fn renew(&self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a> {
         Update::new(self.key)
             .when(self.is_held(own, now.millis()))
             .when(self.is_after(sequence))
@@ -167,8 +172,8 @@ impl<'a> PermitPlace<'a> {
             .set_data(data)
     }
 
-    /// Frees the permit, and gives up the attempts of its owner up to the number of the release.
-    pub(super) fn release(self, own: u64, release: &Release<'_>) -> Update<'a> {
+    /// Also gives up the attempts of the permit's owner up to the number of the release.
+    fn release(&self, own: u64, release: &Release<'_>) -> Update<'a> {
         let Release { number, sequence, now, hold, data, .. } = *release;
         let update = Update::new(self.key)
             .when(self.is_own(own))
@@ -179,14 +184,7 @@ impl<'a> PermitPlace<'a> {
         free(self.give_up(update, number, now), vec![(self.permit(), self.fence())])
     }
 
-    /// Gives up the attempts at a semaphore's permits up to this number, if it is not 0 and they were not given up before.
-    fn give_up(self, update: Update<'a>, last: u64, now: Moment) -> Update<'a> {
-        let update = update.set(EXPIRATION, count("expiration", seconds_up(self.table.semaphore_kept_until(now))));
-        if last == 0 { update } else { give_up(update, last) }
-    }
-
-    /// Gives up this owner's attempts up to this number. The row is as it was seen last, if it was.
-    pub(super) fn withdraw(self, last: u64, row: Option<&Option<Holder>>, now: Moment) -> Update<'a> {
+    fn withdraw(&self, last: u64, row: Option<&Option<Holder>>, now: Moment) -> Update<'a> {
         let update = Update::new(self.key).returning(ReturnValue::AllOld);
         if matches!(row, Some(None)) {
             return update

@@ -12,18 +12,36 @@
 
 use std::time::Duration;
 
-use super::claim::Rank;
+use super::claim::{Claim, Rank};
 use super::expression::{Attribute as _, Condition, To, Update, any, count, hold_time, not};
 use super::names::{FREED_AT, HEAD, HOLD, HOLD_DEVIATION, MAX_FENCE, TAIL, TAIL_UNTIL};
 use super::table::Table;
-use crate::clock::{Moment, micros, millis};
-use crate::holder::Data;
+use crate::clock::{Lease, Moment, micros, millis};
+use crate::holder::{Data, Holder};
 use crate::queue::HoldTime;
 
 /// The smallest deviation of hold times in a row: 0 means that it is unknown.
 const RESOLUTION: Duration = Duration::from_micros(1);
 /// How much larger than a fence that is ahead of the clock the number is that frees it: a minute.
 const AHEAD: u64 = 60_000_000;
+
+/// The place of one owner: a key, or a permit in the row of a semaphore.
+pub(super) trait Place<'a> {
+    /// The owner has the key or permit with this number, and the lease ends after `now`.
+    fn is_held(&self, number: u64, now: u64) -> Condition<'a>;
+
+    /// Takes it over from an earlier acquire of the same identity, if it is as it was seen.
+    fn take_over(&self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a>;
+
+    /// Moves the end of the lease. A renewal that arrives after a later one is refused by its sequence.
+    fn renew(&self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a>;
+
+    /// Frees it. A key can stay until the end of its minimum hold.
+    fn release(&self, own: u64, release: &Release<'_>) -> Update<'a>;
+
+    /// Gives up this owner's attempts up to this number. The row is as it was seen last, if it was.
+    fn withdraw(&self, last: u64, row: Option<&Option<Holder>>, now: Moment) -> Update<'a>;
+}
 
 /// A release.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::scan::ScanOutput;
-use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
 
@@ -20,39 +18,13 @@ use super::rendered::Rendered;
 use super::semaphore::permits;
 use super::table::{Item, Table, in_time};
 use crate::clock::{Moment, millis_up};
-use crate::error::{Cause, Error, ErrorKind, Place};
+use crate::error::{Error, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue, Reservation};
 
-/// Why a row cannot be read.
-#[derive(Debug)]
-pub(super) enum Unreadable {
-    /// An attribute of the row is missing or wrong.
-    Malformed(String),
-    /// The refusal does not have the row, although only a row can refuse the request.
-    NotReturned,
-    /// A text has half of a surrogate pair, which is no character: JavaScript can write it, and the SDK cannot read it.
-    NotUnicode(Box<SdkError<UpdateItemError>>),
-}
-
-/// Why a row cannot be read that has a string of JavaScript.
+/// Why the SDK cannot read a row: JavaScript can write half of a surrogate pair.
 pub(super) const NOT_UNICODE: &str = "a text has half of a surrogate pair, which is no character";
-
-impl Unreadable {
-    pub(super) fn not_unicode(error: SdkError<UpdateItemError>) -> Self {
-        Self::NotUnicode(Box::new(error))
-    }
-
-    pub(super) fn into_error(self, place: Place<'_>, key: &str) -> Error {
-        let malformed = |why| Error::new(Cause::MalformedRow(why), place, key);
-        match self {
-            Self::Malformed(why) => malformed(why),
-            Self::NotReturned => Error::new(Cause::RowNotReturned, place, key),
-            Self::NotUnicode(error) => malformed(NOT_UNICODE.to_owned()).with_source(*error),
-        }
-    }
-}
 
 impl Holder {
     /// Reads a row that any program may have written. The error says what is wrong with it.
@@ -162,10 +134,9 @@ impl Table {
         is_ours
     }
 
-    /// Reads the next rows, or returns `None` after the last ones. One consistent scan of up to 1 MiB, and one consistent
+    /// Reads the rows of the next page, after this row. One consistent scan of up to 1 MiB, and one consistent
     /// read for each semaphore: the scan cannot name the attributes of its permits.
-    pub(crate) async fn scan(&self, cursor: &Cursor, now: Moment) -> Result<Option<Page>, Error> {
-        let Some(after) = cursor.after() else { return Ok(None) };
+    pub(crate) async fn scan(&self, after: Option<Item>, now: Moment) -> Result<Page, Error> {
         // Data and results are left out: they can be large and confidential.
         let attributes = [
             STATUS,
@@ -204,11 +175,11 @@ impl Table {
                 rows.extend(semaphore?);
             }
         }
-        Ok(Some(Page {
+        Ok(Page {
             rows,
             read: u64::try_from(output.scanned_count).unwrap_or_default(),
-            next: Cursor::before(output.last_evaluated_key),
-        }))
+            next: output.last_evaluated_key,
+        })
     }
 
     /// Reads these attributes of the rows that match, after this row.
@@ -246,31 +217,6 @@ impl Table {
 /// How many semaphores of a page are read at once.
 const READS_AT_A_TIME: usize = 10;
 
-/// The position of a scan.
-#[derive(Debug)]
-pub(crate) enum Cursor {
-    Start,
-    After(Item),
-    End,
-}
-
-impl Cursor {
-    /// Returns the position before the next page, of which DynamoDB names the last row before it.
-    pub(super) fn before(last: Option<Item>) -> Self {
-        last.map_or(Self::End, Self::After)
-    }
-
-    /// Returns the last row before the next page, which the first page does not have; or `None` after the last page.
-    #[expect(clippy::option_option, reason = "the first page has no row before it, and the end has no page")]
-    pub(super) fn after(&self) -> Option<Option<Item>> {
-        match self {
-            Self::Start => Some(None),
-            Self::After(key) => Some(Some(key.clone())),
-            Self::End => None,
-        }
-    }
-}
-
 /// A row with its key, without the prefix; or an error if it is malformed.
 type ListedRow = (String, Result<Holder, Error>);
 
@@ -280,7 +226,8 @@ pub(crate) struct Page {
     pub(crate) rows: Vec<ListedRow>,
     /// How many rows the request read to find these.
     pub(crate) read: u64,
-    pub(crate) next: Cursor,
+    /// The last row before the next page, if there is a next page.
+    pub(crate) next: Option<Item>,
 }
 
 /// The row has attributes that only this crate and Powertools write. The rows of another program may have a `status` and an

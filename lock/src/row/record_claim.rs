@@ -1,11 +1,11 @@
 //! The claim to a record of idempotency: how it differs from the claim to a lock.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use super::expression::{Attribute as _, Condition, Update, all, any, count, text};
 use super::names::{ACQUIRED_AT, DATA, ERROR, EXPIRATION, FENCE, RELEASED, VALIDATION};
-use super::read::{NOT_UNICODE, Unreadable};
-use super::table::Table;
+use super::read::NOT_UNICODE;
 use crate::clock::{Moment, millis};
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
@@ -64,17 +64,15 @@ impl RecordClaim {
         }
     }
 
-    /// Returns the error of a stored result that the SDK cannot read.
-    pub(super) fn unreadable(why: Unreadable, table: &Table, key: &str) -> Error {
-        match why {
-            Unreadable::NotUnicode(error) => {
-                let why = format!(
-                    "the stored result cannot be read ({NOT_UNICODE}): let the function that wrote it return whole characters"
-                );
-                Error::new(Cause::UnusableResult(why), table.place(), key).with_source(*error)
-            }
-            why => why.into_error(table.place(), key),
+    /// Returns the error of a record that cannot be read. If the SDK could not read the row, which the source of the error says,
+    /// the row has a stored result.
+    pub(super) fn unreadable(error: Error) -> Error {
+        if error.source().is_none() {
+            return error;
         }
+        error.with_cause(Cause::UnusableResult(format!(
+            "the stored result cannot be read ({NOT_UNICODE}): let the function that wrote it return whole characters"
+        )))
     }
 }
 

@@ -70,7 +70,7 @@ impl<'a> Releasing<'a> {
             }
         };
         self.keys.clone_from(&refused.willing);
-        for (key, row) in refused.into_each(self.release.now) {
+        for (key, row) in refused.into_each(table, self.release.now) {
             match row {
                 // The owner's attempts were given up before, by a larger number.
                 Ok(Some(row)) if self.is_given_up(&row) => {
@@ -84,7 +84,7 @@ impl<'a> Releasing<'a> {
                     self.others.push((key, row));
                 }
                 // An unreadable row does not keep the other keys held.
-                Err(why) => self.unreadable = Some(why.into_error(table.place(), &key)),
+                Err(error) => self.unreadable = Some(error),
             }
         }
         self.keys.is_empty()

@@ -237,67 +237,8 @@ fn write_placeholder<'e, T: PartialEq>(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use super::super::expression::{Attribute as _, all, any, count, hold_time, not, number, text, value};
-    use super::super::names::{DATA, EXPIRATION, FENCE, LEASE_END, OWNER, STATUS, permit};
-    use super::*;
-
-    fn rendered(condition: &Condition<'_>) -> (String, Rendered) {
-        let mut rendered = Rendered::of(condition);
-        (rendered.condition.take().unwrap_or_default(), rendered)
-    }
-
-    #[test]
-    fn conditions_within_conditions_have_parentheses() {
-        let (text, _) = rendered(&any([
-            OWNER.missing(),
-            all([STATUS.is(text("completed", "COMPLETED")), not(any([FENCE.exists(), OWNER.exists()]))]),
-        ]));
-        assert_eq!(
-            text,
-            "attribute_not_exists(#owner) OR (#status = :completed AND NOT (attribute_exists(fence) OR \
-             attribute_exists(#owner)))"
-        );
-    }
-
-    #[test]
-    fn one_name_for_two_values_becomes_two_placeholders() {
-        let (text, rendered) = rendered(&all([FENCE.above(count("n", 1_u8)), FENCE.below(count("n", 2_u8))]));
-        assert_eq!(text, "fence > :n AND fence < :n2");
-        assert_eq!(rendered.values.unwrap().get(":n2"), Some(&number(2_u8)));
-    }
-
-    #[test]
-    fn a_value_that_occurs_twice_has_one_placeholder() {
-        let values: [fn() -> Value<'static>; 4] = [
-            || text("v", "COMPLETED"),
-            || count("v", 7_u8),
-            || hold_time("v", Duration::from_millis(7)),
-            || value("v", AttributeValue::Bool(true)),
-        ];
-        for value in values {
-            let (text, rendered) = rendered(&all([STATUS.is(value()), OWNER.above(value())]));
-            assert_eq!(text, "#status = :v AND #owner > :v");
-            assert_eq!(rendered.values.unwrap().get(":v"), Some(&value().1.to_attribute()));
-        }
-    }
-
-    #[test]
-    fn a_name_with_a_colon_has_a_placeholder() {
-        let (text, rendered) = rendered(&"note:".exists());
-        assert_eq!(text, "attribute_exists(#note)");
-        assert_eq!(rendered.names.unwrap().get("#note").map(String::as_str), Some("note:"));
-    }
-
-    #[test]
-    fn an_entry_of_a_map_has_two_names() {
-        let path = || Path::named("permit", "permit:0f");
-        let (text, rendered) =
-            rendered(&all([path().entry(permit::LEASE_END).exists(), Path::named("end", LEASE_END).exists()]));
-        assert_eq!(text, "attribute_exists(#permit.#end) AND attribute_exists(#end2)");
-        assert_eq!(rendered.names.unwrap().get("#end2").map(String::as_str), Some(LEASE_END));
-    }
+    use super::super::expression::{Attribute as _, Update, all, any, count, not, text};
+    use super::super::names::{FENCE, OWNER};
 
     #[test]
     fn a_key_without_a_row_meets_what_a_missing_attribute_meets() {
@@ -324,17 +265,5 @@ mod tests {
             assert_eq!(update.is_refused_by_rows_only(), is_met, "{condition:?}");
         }
         assert!(Update::new("key").is_refused_by_rows_only());
-    }
-
-    #[test]
-    fn the_order_of_parts_does_not_matter() {
-        let update = Update::new("key").when(OWNER.exists()).remove(DATA).set(EXPIRATION, count("end", 7_u8));
-        let update = update.when(FENCE.exists()).set(FENCE, To::next(FENCE, count("now", 9_u8)));
-        let update = Rendered::of_update(&update);
-        assert_eq!(
-            update.update.as_deref(),
-            Some("SET expiration = :end, fence = if_not_exists(fence, :now) + :one REMOVE #data")
-        );
-        assert_eq!(update.condition.as_deref(), Some("attribute_exists(#owner) AND attribute_exists(fence)"));
     }
 }

@@ -14,7 +14,7 @@ use super::names::{FENCE, WITHDRAWN};
 use crate::error::{Cause, Error, Place};
 use crate::random;
 
-pub(super) type Item = HashMap<String, AttributeValue>;
+pub(crate) type Item = HashMap<String, AttributeValue>;
 
 /// Where the rows are, and how long they stay.
 #[derive(Clone)]
@@ -43,28 +43,9 @@ pub(crate) struct Table {
 /// Omits the clients, which print their whole configuration.
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            client: _,
-            sender: _,
-            name,
-            partition_key,
-            sort_key,
-            has_key_in_sort_key,
-            key_prefix,
-            clock_skew,
-            retention,
-            has_strong_regions,
-            is_in_background: _,
-        } = self;
         f.debug_struct("Table")
-            .field("name", name)
-            .field("partition_key", partition_key)
-            .field("sort_key", sort_key)
-            .field("has_key_in_sort_key", has_key_in_sort_key)
-            .field("key_prefix", key_prefix)
-            .field("clock_skew", clock_skew)
-            .field("retention", retention)
-            .field("has_strong_regions", has_strong_regions)
+            .field("place", &self.place())
+            .field("clock_skew", &self.clock_skew)
             .finish_non_exhaustive()
     }
 }

@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::types::{
 use futures_util::future::BoxFuture;
 
 use super::expression::{Condition, Update};
-use super::read::Unreadable;
+use super::read::NOT_UNICODE;
 use super::rendered::Rendered;
 use super::table::{Item, Table};
 use crate::clock::Moment;
@@ -88,7 +88,7 @@ impl Answer {
 #[derive(Debug, Default)]
 pub(crate) struct Refused {
     /// The keys whose condition failed, with their rows.
-    rows: Vec<(String, Result<Option<Item>, Unreadable>)>,
+    rows: Vec<(String, Result<Option<Item>, Error>)>,
     /// The keys whose condition was met.
     pub(super) willing: Vec<String>,
     /// Why nothing is known about the other keys, such as a conflict with another transaction.
@@ -97,18 +97,21 @@ pub(crate) struct Refused {
 
 impl Refused {
     /// Returns the keys whose condition failed, with their rows.
-    pub(super) fn into_each(self, now: Moment) -> impl Iterator<Item = (String, Result<Option<Holder>, Unreadable>)> {
-        let read = move |item: Item| Holder::read(item, now).map_err(Unreadable::Malformed);
-        self.rows.into_iter().map(move |(key, row)| (key, row.and_then(|item| item.map(read).transpose())))
+    pub(super) fn into_each(
+        self,
+        table: &Table,
+        now: Moment,
+    ) -> impl Iterator<Item = (String, Result<Option<Holder>, Error>)> {
+        self.rows.into_iter().map(move |(key, row)| {
+            let read = |item| Holder::read(item, now).map_err(|why| table.malformed(&key, why));
+            let row = row.and_then(|item| item.map(read).transpose());
+            (key, row)
+        })
     }
 
     /// Returns the rows, or the error of a row that cannot be read.
     pub(super) fn into_rows(self, table: &Table, now: Moment) -> Result<Vec<(String, Option<Holder>)>, Error> {
-        let read = |(key, row): (String, Result<_, Unreadable>)| match row {
-            Ok(row) => Ok((key, row)),
-            Err(why) => Err(why.into_error(table.place(), &key)),
-        };
-        self.into_each(now).map(read).collect()
+        self.into_each(table, now).map(|(key, row)| Ok((key, row?))).collect()
     }
 
     /// Returns a key that has no row.
@@ -119,15 +122,6 @@ impl Refused {
     /// Returns the row of the only key.
     pub(super) fn into_row(self, table: &Table, now: Moment) -> Result<Option<Holder>, Error> {
         Ok(self.into_rows(table, now)?.into_iter().next().and_then(|(_, row)| row))
-    }
-}
-
-/// Returns the row that has refused this update. Only this function finds an endpoint that does not return the rows of
-/// refusals.
-fn row_of(update: &Update<'_>, item: Option<Item>) -> Result<Option<Item>, Unreadable> {
-    match item {
-        None if update.is_refused_by_rows_only() => Err(Unreadable::NotReturned),
-        item => Ok(item),
     }
 }
 
@@ -154,6 +148,17 @@ impl<'a> From<Update<'a>> for Write<'a> {
 }
 
 impl Table {
+    /// Returns the row that has refused this update. Only this function finds an endpoint that does not return the rows of
+    /// refusals.
+    fn row_of(&self, update: &Update<'_>, item: Option<Item>) -> Result<Option<Item>, Error> {
+        match item {
+            None if update.is_refused_by_rows_only() => {
+                Err(Error::new(Cause::RowNotReturned, self.place(), update.key))
+            }
+            item => Ok(item),
+        }
+    }
+
     /// Sends one write, without a limit of its time.
     pub(crate) async fn write_once(&self, write: &Write<'_>) -> Result<Answer, Error> {
         match (write.transact, write.updates.first()) {
@@ -231,11 +236,11 @@ impl Table {
         let row = match error {
             SdkError::ServiceError(context) if context.err().is_conditional_check_failed_exception() => {
                 match context.into_err() {
-                    UpdateItemError::ConditionalCheckFailedException(refused) => row_of(update, refused.item),
+                    UpdateItemError::ConditionalCheckFailedException(refused) => self.row_of(update, refused.item),
                     _ => Ok(None),
                 }
             }
-            error if is_unreadable(&error) => Err(Unreadable::not_unicode(error)),
+            error if is_unreadable(&error) => Err(self.malformed(key, NOT_UNICODE).with_source(error)),
             error => return Err(Error::from_sdk(error, self.place(), key)),
         };
         Ok(Refused { rows: vec![(key.to_owned(), row)], ..Refused::default() })
@@ -284,7 +289,7 @@ impl Table {
             let key = update.key;
             match code.as_deref() {
                 None | Some("None") => refused.willing.push(key.to_owned()),
-                Some("ConditionalCheckFailed") => refused.rows.push((key.to_owned(), row_of(update, item))),
+                Some("ConditionalCheckFailed") => refused.rows.push((key.to_owned(), self.row_of(update, item))),
                 Some("TransactionConflict") => preventing.push((key, Cause::Conflict)),
                 Some("ThrottlingError" | "ProvisionedThroughputExceeded") => preventing.push((key, Cause::Throttled)),
                 Some(_) => preventing.insert(0, (key, cause_of_invalid(message.as_deref(), self.place()))),

@@ -29,16 +29,10 @@ use crate::error::Error;
 /// | [`max_attempts`](Self::max_attempts) | no limit |
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wait {
-    pub(super) order: Order,
+    /// The delays of a waiter that takes no turns.
+    pub(super) backoff: Option<Backoff>,
     pub(super) budget: Duration,
     pub(super) max_attempts: u32,
-}
-
-/// Which of several waiters asks next.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Order {
-    InTurn,
-    Random(Backoff),
 }
 
 impl Wait {
@@ -52,18 +46,18 @@ impl Wait {
     /// it, and may [reserve](crate::Locks::acquire_all) its keys.
     #[must_use]
     pub const fn in_turn() -> Self {
-        Self::new(Order::InTurn)
+        Self::new(None)
     }
 
     /// Waits with the random delays of plain backoff, for up to 10 s. The waiter takes no place in the queue. Each attempt is
     /// one `UpdateItem` (IAM action `dynamodb:UpdateItem`).
     #[must_use]
     pub const fn backoff(backoff: Backoff) -> Self {
-        Self::new(Order::Random(backoff))
+        Self::new(Some(backoff))
     }
 
-    const fn new(order: Order) -> Self {
-        Self { order, budget: Duration::from_secs(10), max_attempts: u32::MAX }
+    const fn new(backoff: Option<Backoff>) -> Self {
+        Self { backoff, budget: Duration::from_secs(10), max_attempts: u32::MAX }
     }
 
     /// Sets the budget, the longest total wait: 10 s by default. Zero makes one attempt.
@@ -91,12 +85,12 @@ impl Wait {
     }
 
     pub(crate) fn takes_turns(&self) -> bool {
-        self.order == Order::InTurn && self.is_repeated()
+        self.backoff.is_none() && self.is_repeated()
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        match self.order {
-            Order::Random(backoff) if !self.budget.is_zero() => backoff.check(),
+        match self.backoff {
+            Some(backoff) if !self.budget.is_zero() => backoff.check(),
             _ => Ok(()),
         }
     }

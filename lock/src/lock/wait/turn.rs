@@ -125,8 +125,10 @@ struct Awaited {
 /// The next step of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Action {
-    Ask,
-    Join,
+    /// To ask after this delay.
+    Ask(Duration),
+    /// To take a place after this delay.
+    Join(Duration),
     /// Nothing can be predicted.
     BackOff,
 }
@@ -237,9 +239,9 @@ impl KeyTurn {
         self.seen = Some(Seen { at: now, holds, free, waiters: holder.waiters(), queue: holder.queue });
     }
 
-    /// Takes note of a place that this waiter was given.
+    /// Takes note of a place that this waiter was given, or of 0 if the row shows no place.
     pub(crate) fn joined(&mut self, place: u64) {
-        self.place = Some(place);
+        self.place = (place > 0).then_some(place);
         self.joins += 1;
         self.failed_joins = 0;
     }
@@ -310,22 +312,22 @@ impl KeyTurn {
         Awaited { hold, ahead: rounds }
     }
 
-    /// Returns the next step, and the delay before it. `random` is between 0 and 1.
-    pub(crate) fn next(&self, now: Moment, random: f64) -> (Action, Duration) {
-        let Some(seen) = &self.seen else { return (Action::BackOff, Duration::ZERO) };
+    /// Returns the next step. `random` is between 0 and 1.
+    pub(crate) fn next(&self, now: Moment, random: f64) -> Action {
+        let Some(seen) = &self.seen else { return Action::BackOff };
         let is_known = seen.queue.hold_time.is_some();
         if self.place.is_none() && self.takes_place {
             return match self.joins {
-                MAX_JOINS.. => (Action::BackOff, Duration::ZERO),
-                0 if !is_known && seen.waiters == 0 => (Action::Join, FIRST_DELAY),
-                _ => (Action::Join, Duration::ZERO),
+                MAX_JOINS.. => Action::BackOff,
+                0 if !is_known && seen.waiters == 0 => Action::Join(FIRST_DELAY),
+                _ => Action::Join(Duration::ZERO),
             };
         }
         if self.place.is_none() && !is_known {
-            return (Action::BackOff, Duration::ZERO);
+            return Action::BackOff;
         }
         let delay = self.delay(seen, self.awaited(seen, now), now, random).min(ms(LONGEST_DELAY));
-        (Action::Ask, in_time(delay))
+        Action::Ask(in_time(delay))
     }
 
     /// Returns the rank of the next attempt. A waiter that takes no place leaves the key to nobody.

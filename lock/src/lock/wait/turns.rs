@@ -124,9 +124,9 @@ impl Turns {
         self.may_reserve = true;
     }
 
-    /// Takes note of a place that this waiter was given with this key, and of the row.
-    pub(crate) fn joined(&mut self, index: usize, place: u64, holder: &Holder, now: Moment, round_trip: Duration) {
-        self.each[index].joined(place);
+    /// Takes note of the row in which this waiter was given the last place.
+    pub(crate) fn joined(&mut self, index: usize, holder: &Holder, now: Moment, round_trip: Duration) {
+        self.each[index].joined(holder.queue.tail);
         self.each[index].see(holder, None, now, round_trip);
     }
 
@@ -195,12 +195,12 @@ impl Turns {
         let (mut joins, mut until_join, mut until_turn) = (Vec::new(), Duration::ZERO, Duration::ZERO);
         for index in self.with_queues() {
             match self.each[index].next(now, random) {
-                (Action::BackOff, _) => return Step::BackOff,
-                (Action::Join, delay) => {
+                Action::BackOff => return Step::BackOff,
+                Action::Join(delay) => {
                     joins.push(index);
                     until_join = until_join.max(delay);
                 }
-                (Action::Ask, delay) => until_turn = until_turn.max(delay),
+                Action::Ask(delay) => until_turn = until_turn.max(delay),
             }
         }
         if !joins.is_empty() {

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use super::backoff::{Backoff, Delays};
-use super::settings::{Order, Wait};
+use super::backoff::Delays;
+use super::settings::Wait;
 use super::turn::{Memory, elsewhere, excess};
 use super::turns::{Step, Turns};
 use crate::clock::{Moment, millis, since_epoch};
@@ -14,7 +14,7 @@ use crate::holder::Holder;
 use crate::limits::DAY;
 use crate::queue::Queue;
 use crate::random;
-use crate::row::{Joined, Rank};
+use crate::row::Rank;
 
 /// How long a waiter waits for its place, and for a reservation.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -88,7 +88,7 @@ pub(crate) enum Paused {
     Done,
     TookTooLong,
     /// The answers, with when they came.
-    Joined(Vec<(usize, Result<Option<Joined>, Error>, Moment)>),
+    Joined(Vec<(usize, Result<Option<Holder>, Error>, Moment)>),
     Reserved(Result<bool, Error>),
 }
 
@@ -96,16 +96,12 @@ impl Waiting {
     /// Starts a wait that ends with its budget, or after `limit` if that is earlier. No wait is one attempt.
     pub(crate) fn start(wait: Option<Wait>, turns: Option<Turns>, limit: Option<Duration>, now: Moment) -> Self {
         let wait = wait.unwrap_or(Wait { budget: Duration::ZERO, max_attempts: 1, ..Wait::in_turn() });
-        let backoff = match wait.order {
-            Order::InTurn => Backoff::new(),
-            Order::Random(backoff) => backoff,
-        };
         Self {
             started: now,
             budget: limit.map_or(wait.budget, |limit| wait.budget.min(limit)),
             max_attempts: wait.max_attempts,
             attempts: 0,
-            delays: backoff.delays(),
+            delays: wait.backoff.unwrap_or_default().delays(),
             turns,
             ranks: Vec::new(),
             is_last: false,
@@ -337,7 +333,7 @@ impl Waiting {
     /// places.
     fn joined(
         &mut self,
-        joins: Vec<(usize, Result<Option<Joined>, Error>, Moment)>,
+        joins: Vec<(usize, Result<Option<Holder>, Error>, Moment)>,
         sent: Moment,
         now: Moment,
     ) -> Next {
@@ -345,9 +341,7 @@ impl Waiting {
         let Some(turns) = self.turns.as_mut() else { return self.plan(now) };
         for (index, joined, answered) in joins {
             match joined {
-                Ok(Some(Joined { place, holder })) => {
-                    turns.joined(index, place, &holder, answered, answered.since(sent));
-                }
+                Ok(Some(holder)) => turns.joined(index, &holder, answered, answered.since(sent)),
                 Ok(None) => delay = delay.max(Some(Duration::ZERO)),
                 Err(error) if error.is_retryable() => {
                     delay = delay.max(Some(turns.join_failed(index, random::unit())));
@@ -368,55 +362,5 @@ impl Waiting {
 impl Places {
     fn until(time: Duration, left: Duration, now: Moment) -> Self {
         Self { limit: left.min(JOIN_TIMEOUT), until: millis(now.wall.saturating_add(time)) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::clock::monotonic;
-
-    const LONG: Duration = Duration::from_hours(1);
-
-    fn start(wait: Option<Wait>) -> (Waiting, Moment) {
-        let now = Moment { wall: LONG, monotonic: monotonic() };
-        (Waiting::start(wait, None, None, now), now)
-    }
-
-    fn later(now: Moment, millis: u64) -> Moment {
-        let by = Duration::from_millis(millis);
-        Moment { wall: now.wall + by, monotonic: now.monotonic + by }
-    }
-
-    fn attempts(wait: Option<Wait>, most: u32) -> u32 {
-        let (mut waiting, now) = start(wait);
-        while waiting.attempts < most && waiting.count(now) {}
-        waiting.attempts
-    }
-
-    #[test]
-    fn attempts_end_the_wait() {
-        assert_eq!(attempts(Some(Wait::in_turn().max_attempts(3)), 10), 3);
-        assert_eq!(attempts(Some(Wait::in_turn().max_attempts(0)), 10), 1);
-        assert_eq!(attempts(Some(Wait::backoff(Backoff::new()).up_to(LONG)), 10), 10);
-    }
-
-    #[test]
-    fn no_wait_is_one_attempt() {
-        assert_eq!(attempts(None, 10), 1);
-    }
-
-    #[test]
-    fn the_last_attempt_is_made_when_the_budget_ends() {
-        let ms = Duration::from_millis;
-        let (mut waiting, now) = start(Some(ms(150).into()));
-        let slept = |next| match next {
-            Next::Pause(Pause::Sleep(delay)) => delay,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!((slept(waiting.sleep(ms(100), now)), waiting.is_last), (ms(100), false));
-        assert_eq!((slept(waiting.sleep(ms(200), later(now, 100))), waiting.is_last), (ms(50), true));
-        assert!(waiting.count(later(now, 149)));
-        assert!(!waiting.count(later(now, 150)));
     }
 }
