@@ -544,6 +544,11 @@ impl Error {
         self
     }
 
+    /// Returns `true` if the credentials are valid, but lack the permission.
+    pub(crate) fn is_denied(&self) -> bool {
+        matches!(self.0.cause, Cause::AccessDenied)
+    }
+
     /// Returns `true` if DynamoDB did not apply the last attempt because of other requests: it throttles, or another request
     /// on the row is in progress.
     pub(crate) fn is_prevented(&self) -> bool {

@@ -1,6 +1,7 @@
 //! `Host`: a client with its own clock and network.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::Client;
@@ -91,13 +92,13 @@ impl Host {
     /// Returns the number of requests sent, including the SDK's retries.
     #[must_use]
     pub fn requests(&self) -> u64 {
-        self.network.requests()
+        self.network.requests.load(Ordering::Relaxed)
     }
 
     /// Cuts the host off: from now on it sends nothing and receives nothing. Requests on their way still arrive. A
     /// request that waits for its answer ends with a timeout of the client.
     pub fn crash(&self) {
-        self.network.crash();
+        self.network.crashed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -166,7 +167,14 @@ impl HostBuilder {
     pub fn build(self) -> Host {
         random::simulate();
         let clock = Arc::new(self.clock);
-        let network = Arc::new(Network::new(self.backend, Arc::clone(&clock), self.faults, self.intercepts));
+        let network = Arc::new(Network {
+            backend: self.backend,
+            clock: Arc::clone(&clock),
+            faults: self.faults.map(Mutex::new),
+            intercepts: self.intercepts,
+            requests: AtomicU64::new(0),
+            crashed: AtomicBool::new(false),
+        });
         // By default clients share the token bucket that limits retries. Hosts must not.
         let tokens = RetryPartition::custom("host").token_bucket(TokenBucket::default()).build();
         let config = self

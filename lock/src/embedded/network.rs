@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use super::dynamodb::DynamoDb;
 use super::faults::{Delivery, Fate, Faults};
+use super::partitions;
 use super::time::HostClock;
 use crate::clock::monotonic;
 
@@ -73,12 +74,12 @@ pub struct Answer {
 /// A host's connections to its DynamoDB.
 #[derive(Debug)]
 pub(super) struct Network {
-    backend: Backend,
-    clock: Arc<HostClock>,
-    faults: Option<Mutex<Faults>>,
-    intercepts: Vec<Box<dyn Intercept>>,
-    requests: AtomicU64,
-    crashed: AtomicBool,
+    pub(super) backend: Backend,
+    pub(super) clock: Arc<HostClock>,
+    pub(super) faults: Option<Mutex<Faults>>,
+    pub(super) intercepts: Vec<Box<dyn Intercept>>,
+    pub(super) requests: AtomicU64,
+    pub(super) crashed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -88,30 +89,6 @@ pub(super) enum Backend {
 }
 
 impl Network {
-    pub(super) fn new(
-        backend: Backend,
-        clock: Arc<HostClock>,
-        faults: Option<Faults>,
-        intercepts: Vec<Box<dyn Intercept>>,
-    ) -> Self {
-        Self {
-            backend,
-            clock,
-            faults: faults.map(Mutex::new),
-            intercepts,
-            requests: AtomicU64::new(0),
-            crashed: AtomicBool::new(false),
-        }
-    }
-
-    pub(super) fn requests(&self) -> u64 {
-        self.requests.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn crash(&self) {
-        self.crashed.store(true, Ordering::Relaxed);
-    }
-
     fn has_crashed(&self) -> bool {
         self.crashed.load(Ordering::Relaxed)
     }
@@ -170,8 +147,7 @@ impl Connection {
                 Err(broken("the request was lost"))
             }
             Delivery::Throttled { by_account: true } => refusal(400, "RequestLimitExceeded"),
-            Delivery::Throttled { .. } if is_transaction(&request) => throttled(&request),
-            Delivery::Throttled { by_account: false } => refusal(400, "ProvisionedThroughputExceededException"),
+            Delivery::Throttled { by_account: false } => throttled(&request),
             Delivery::ServerError { applied: false } => refusal(500, "InternalServerError"),
             Delivery::Conflict if is_write(&request) => refusal(400, "ReplicatedWriteConflictException"),
             // A separate task, because a request on its way arrives even if its sender stops waiting.
@@ -278,26 +254,17 @@ fn operation(request: &HttpRequest) -> &str {
     request.headers().get("x-amz-target").and_then(|target| target.rsplit('.').next()).unwrap_or_default()
 }
 
-fn is_transaction(request: &HttpRequest) -> bool {
-    operation(request) == "TransactWriteItems"
-}
-
 /// Whether it writes one row.
 fn is_write(request: &HttpRequest) -> bool {
     ["DeleteItem", "PutItem", "UpdateItem"].contains(&operation(request))
 }
 
-/// A table that throttles one item of a transaction cancels the transaction.
-fn throttled(transaction: &HttpRequest) -> Result<HttpResponse, ConnectorError> {
-    let request = json(transaction.body().bytes().unwrap_or_default())?;
-    let items = request["TransactItems"].as_array().map_or(0, Vec::len);
-    let code = |item| if item == 0 { "ThrottlingError" } else { "None" };
-    let reasons: Vec<_> = (0..items).map(|item| serde_json::json!({ "Code": code(item) })).collect();
-    let body = serde_json::json!({
-        "__type": "com.amazonaws.dynamodb.v20120810#TransactionCanceledException",
-        "Message": "simulated",
-        "CancellationReasons": reasons,
-    });
+/// Of a transaction, the table throttles the first item, which cancels the transaction.
+fn throttled(request: &HttpRequest) -> Result<HttpResponse, ConnectorError> {
+    let body = json(request.body().bytes().unwrap_or_default())?;
+    let items = body["TransactItems"].as_array().map_or(0, Vec::len);
+    let are_throttled: Vec<_> = (0..items).map(|item| item == 0).collect();
+    let body = partitions::throttled(operation(request), &are_throttled);
     response_of(400, body.to_string().into_bytes(), None)
 }
 

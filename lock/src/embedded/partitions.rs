@@ -93,7 +93,7 @@ impl Partitions {
     }
 }
 
-/// Returns the body with which DynamoDB throttles a request whose writes are too many. Its status is 400.
+/// Returns the body with which DynamoDB throttles a request. Its status is 400.
 pub(super) fn throttled(operation: &str, are_throttled: &[bool]) -> Value {
     if operation == TRANSACTION {
         let reasons: Vec<_> = are_throttled.iter().map(|is| if *is { "ThrottlingError" } else { "None" }).collect();
@@ -107,7 +107,6 @@ pub(super) fn throttled(operation: &str, are_throttled: &[bool]) -> Value {
     }
     json!({
         "__type": "com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException",
-        "message": "Throughput exceeds the limit of a partition.",
-        "ThrottlingReasons": [{ "reason": "TableWriteKeyRangeThroughputExceeded" }],
+        "message": "The requests exceed the throughput of the table or of a partition.",
     })
 }

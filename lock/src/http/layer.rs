@@ -20,7 +20,7 @@ use tracing::Instrument;
 use super::caller::Caller;
 use super::fingerprint::FingerprintRule;
 use super::problem::Problem;
-use super::response::{HttpIdempotencyBody, Read, ResultRule, StoredResponse};
+use super::response::{HttpIdempotencyBody, ResultRule, StoredResponse};
 use super::run::HttpRun;
 use super::{request, response};
 use crate::error::Error;
@@ -28,7 +28,7 @@ use crate::idempotency::{
     HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnUnfinished, OnUnstorableResult,
     RecordFormat, Run,
 };
-use crate::lambda::invocation_of;
+use crate::lambda::{Layered, invocation_of};
 use crate::lock::{Locks, Wait};
 use crate::{metrics, panics};
 
@@ -189,7 +189,6 @@ impl HttpIdempotencyLayer {
             // The client has an answer then, and the operation is done once.
             .on_unstorable_result(OnUnstorableResult::CompleteWithoutResult)
             .digest_by(|keyed, _| Ok(keyed.fingerprint.clone()))
-            .on_replay(|stored: &mut StoredResponse, _| stored.is_replay = true)
             .failures(|GivenUp { has_failed }| *has_failed);
         let settings = RequestSettings {
             idempotency,
@@ -399,7 +398,7 @@ impl<S> Layer<S> for HttpIdempotencyLayer {
     type Service = HttpIdempotencyService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        HttpIdempotencyService { inner, settings: Arc::clone(&self.settings) }
+        Layered { inner, layer: self.clone() }
     }
 }
 
@@ -408,11 +407,7 @@ impl<S> Layer<S> for HttpIdempotencyLayer {
 /// The handler is cloned for each request, because the record is acquired after the handler is ready and before it is
 /// called. The body of a request is any that is made from a `Vec<u8>`, such as `lambda_http::Body` and
 /// `axum::body::Body`.
-#[derive(Clone)]
-pub struct HttpIdempotencyService<S> {
-    inner: S,
-    settings: Arc<RequestSettings>,
-}
+pub type HttpIdempotencyService<S> = Layered<S, HttpIdempotencyLayer>;
 
 impl<S, B, R> Service<Request<B>> for HttpIdempotencyService<S>
 where
@@ -438,11 +433,11 @@ where
         // The instance that was polled ready is the one to call.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
-        if !self.settings.methods.contains(request.method()) {
+        if !self.layer.settings.methods.contains(request.method()) {
             let response = inner.call(request);
             return Box::pin(async move { Ok(response.await?.map(HttpIdempotencyBody::from)) });
         }
-        let settings = Arc::clone(&self.settings);
+        let settings = Arc::clone(&self.layer.settings);
         Box::pin(settings.answer(inner, request))
     }
 }
@@ -537,14 +532,12 @@ impl RequestSettings {
             }
         };
         let (parts, body) = response.into_parts();
-        let (body, read) = HttpIdempotencyBody::read(body).await;
-        let response = Response::from_parts(parts, body);
-        let stored = match read {
-            Read::Whole(bytes) => Ok(self.results.stored(response.status(), response.headers(), Some(bytes))),
-            Read::TooLarge => Ok(self.results.stored(response.status(), response.headers(), None)),
-            Read::Failed => Err(GivenUp { has_failed: true }),
+        let (body, bytes) = HttpIdempotencyBody::read(body).await;
+        let stored = match body.failure {
+            None => Ok(self.results.stored(parts.status, &parts.headers, bytes)),
+            Some(_) => Err(GivenUp { has_failed: true }),
         };
-        *first = Some(Ok(response));
+        *first = Some(Ok(Response::from_parts(parts, body)));
         stored
     }
 
@@ -654,11 +647,5 @@ fn logged(problem: Problem) -> Problem {
 impl fmt::Debug for HttpIdempotencyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpIdempotencyLayer").field("records", &self.settings.idempotency).finish_non_exhaustive()
-    }
-}
-
-impl<S: fmt::Debug> fmt::Debug for HttpIdempotencyService<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpIdempotencyService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }

@@ -77,40 +77,26 @@ impl Problem {
 
     /// Returns the last part of the type.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::KeyMissing => "key-missing",
-            Self::KeyMalformed => "key-malformed",
-            Self::KeyTooLong { .. } => "key-too-long",
-            Self::BodyUnreadable => "body-unreadable",
-            Self::CallerUnknown => "caller-unknown",
-            Self::InProgress(_) => "in-progress",
-            Self::Unfinished => "unfinished",
-            Self::ResultNotStored => "result-not-stored",
-            Self::BodyTooLarge(_) => "body-too-large",
-            Self::KeyReused => "key-reused",
-            Self::ResultUnusable => "result-unusable",
-            Self::Failed => "failed",
-            Self::Interrupted => "interrupted",
-            Self::Unavailable => "unavailable",
-        }
+        self.facts().0
     }
 
-    fn title(self) -> &'static str {
+    /// The last part of the type, and the title.
+    const fn facts(self) -> (&'static str, &'static str) {
         match self {
-            Self::KeyMissing => "The request has no idempotency key",
-            Self::KeyMalformed => "The idempotency key is malformed",
-            Self::KeyTooLong { .. } => "The idempotency key is too long",
-            Self::BodyUnreadable => "The request's body cannot be read",
-            Self::CallerUnknown => "The caller is unknown",
-            Self::InProgress(_) => "The first request with this key is in progress",
-            Self::Unfinished => "The first request with this key did not finish",
-            Self::ResultNotStored => "The response to the first request was not stored",
-            Self::BodyTooLarge(_) => "The request's body is too large",
-            Self::KeyReused => "The idempotency key belongs to another request",
-            Self::ResultUnusable => "The response cannot be stored or replayed",
-            Self::Failed => "The request was not processed",
-            Self::Interrupted => "The request took too long",
-            Self::Unavailable => "The service is unavailable",
+            Self::KeyMissing => ("key-missing", "The request has no idempotency key"),
+            Self::KeyMalformed => ("key-malformed", "The idempotency key is malformed"),
+            Self::KeyTooLong { .. } => ("key-too-long", "The idempotency key is too long"),
+            Self::BodyUnreadable => ("body-unreadable", "The request's body cannot be read"),
+            Self::CallerUnknown => ("caller-unknown", "The caller is unknown"),
+            Self::InProgress(_) => ("in-progress", "The first request with this key is in progress"),
+            Self::Unfinished => ("unfinished", "The first request with this key did not finish"),
+            Self::ResultNotStored => ("result-not-stored", "The response to the first request was not stored"),
+            Self::BodyTooLarge(_) => ("body-too-large", "The request's body is too large"),
+            Self::KeyReused => ("key-reused", "The idempotency key belongs to another request"),
+            Self::ResultUnusable => ("result-unusable", "The response cannot be stored or replayed"),
+            Self::Failed => ("failed", "The request was not processed"),
+            Self::Interrupted => ("interrupted", "The request took too long"),
+            Self::Unavailable => ("unavailable", "The service is unavailable"),
         }
     }
 
@@ -162,9 +148,10 @@ impl Problem {
 
     /// Returns the answer, with a link to the user's documentation.
     pub(super) fn response<B: Body>(self, documentation: Option<&str>) -> Response<HttpIdempotencyBody<B>> {
+        let (name, title) = self.facts();
         let mut body = json!({
-            "type": format!("{TYPES}{}", self.name()),
-            "title": self.title(),
+            "type": format!("{TYPES}{name}"),
+            "title": title,
             "status": self.status().as_u16(),
             "detail": self.detail(),
         });

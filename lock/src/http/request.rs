@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
+use bytes::BufMut;
 use http::header::EXPECT;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
@@ -15,7 +16,6 @@ use tokio::time::timeout;
 
 use super::fingerprint::FingerprintRule;
 use super::problem::Problem;
-use super::response::append;
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
@@ -93,7 +93,7 @@ where
     let mut bytes = Vec::new();
     while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
         let Ok(data) = frame.map_err(|_| Problem::BodyUnreadable)?.into_data() else { continue };
-        append(&mut bytes, data);
+        bytes.put(data);
         if bytes.len() > most {
             drop(bytes);
             discard_rest(body).await;

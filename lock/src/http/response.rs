@@ -8,7 +8,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::{Buf, Bytes};
+use bytes::{Buf, BufMut, Bytes};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER,
     TRANSFER_ENCODING, UPGRADE,
@@ -17,6 +17,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Value;
 
 use crate::limits::MAX_DATA_BYTES;
 
@@ -86,7 +87,6 @@ impl ResultRule {
         };
         let headers = headers.iter().filter(|(name, _)| is_stored(name));
         let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
-        let body = body.map_or(StoredBody::TooLarge, StoredBody::Bytes);
         StoredResponse { status, headers, body, is_replay: false }
     }
 }
@@ -97,27 +97,19 @@ fn of_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     names.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect()
 }
 
-/// The most headers of a stored response. A `HeaderMap` panics at a few times that.
+/// The most headers of a response that is stored, so that its replay can have them: a `HeaderMap` has room for 24,576 names.
 const MAX_HEADERS: usize = 10_000;
 
 /// What a record keeps of a response.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Deserialize)]
 #[serde(try_from = "Option<Wire>")]
 pub(super) struct StoredResponse {
     status: StatusCode,
-    headers: Vec<(HeaderName, HeaderValue)>,
-    body: StoredBody,
-    /// Whether it was read from a record.
+    headers: HeaderMap,
+    /// `None` if it is too large to be stored, and in a replay if the record was completed without its result.
+    body: Option<Bytes>,
+    /// Whether it was read from a record. It then has the header of a replay.
     pub(super) is_replay: bool,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum StoredBody {
-    Bytes(Bytes),
-    /// Never stored: serialising it fails.
-    TooLarge,
-    /// The record was completed without its result.
-    Unknown,
 }
 
 /// The JSON form. A header's value is Latin-1, so that any bytes are text.
@@ -141,34 +133,18 @@ impl Serialize for StoredResponse {
                 format!("the response has {headers} headers, more than {MAX_HEADERS}: name some in `store_headers`");
             return Err(S::Error::custom(why));
         }
-        let (body, base64) = match &self.body {
-            StoredBody::Bytes(bytes) => match str::from_utf8(bytes) {
-                Ok(text) if Some(length_in_json(text)) <= base64::encoded_len(text.len(), true) => {
-                    (Some(text.to_owned()), None)
-                }
-                _ => (None, Some(STANDARD.encode(bytes))),
-            },
-            StoredBody::TooLarge => {
-                let why = format!(
-                    "the body of the response has more than {MAX_DATA_BYTES} bytes: see `on_unstorable_result`"
-                );
-                return Err(S::Error::custom(why));
-            }
-            StoredBody::Unknown => return serializer.serialize_none(),
+        let Some(body) = &self.body else {
+            let why =
+                format!("the body of the response has more than {MAX_DATA_BYTES} bytes: see `on_unstorable_result`");
+            return Err(S::Error::custom(why));
         };
+        let base64 = STANDARD.encode(body);
+        let length_in_json = |text: &str| Value::from(text).to_string().len();
+        let text = str::from_utf8(body).ok().filter(|text| length_in_json(text) <= length_in_json(&base64));
+        let base64 = text.is_none().then_some(base64);
         let headers = self.headers.iter().map(|(name, value)| (name.to_string(), latin1(value.as_bytes()))).collect();
-        Wire { status: self.status.as_u16(), headers, body, base64 }.serialize(serializer)
+        Wire { status: self.status.as_u16(), headers, body: text.map(str::to_owned), base64 }.serialize(serializer)
     }
-}
-
-/// Returns how many bytes a text has between its quotes in JSON.
-fn length_in_json(text: &str) -> usize {
-    let length = |byte| match byte {
-        b'"' | b'\\' | b'\x08' | b'\t' | b'\n' | b'\x0c' | b'\r' => 2,
-        0..=0x1f => 6,
-        _ => 1,
-    };
-    text.bytes().map(length).sum()
 }
 
 impl TryFrom<Option<Wire>> for StoredResponse {
@@ -176,23 +152,25 @@ impl TryFrom<Option<Wire>> for StoredResponse {
 
     fn try_from(wire: Option<Wire>) -> Result<Self, Self::Error> {
         let Some(Wire { status, headers, body, base64 }) = wire else {
-            let (status, headers) = (StatusCode::OK, Vec::new());
-            return Ok(Self { status, headers, body: StoredBody::Unknown, is_replay: false });
+            return Ok(Self { status: StatusCode::OK, headers: HeaderMap::new(), body: None, is_replay: true });
         };
-        if headers.len() > MAX_HEADERS {
-            return Err("there are too many headers");
-        }
         let header = |(name, value): (String, String)| {
             let value = value.chars().map(u8::try_from).collect::<Result<Vec<_>, _>>().ok()?;
             Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))
         };
-        let headers = headers.into_iter().map(header).collect::<Option<_>>().ok_or("a header is not valid")?;
+        let too_many = |_| "there are too many headers";
+        let mut map = HeaderMap::new();
+        for written in headers {
+            let (name, value) = header(written).ok_or("a header is not valid")?;
+            map.try_append(name, value).map_err(too_many)?;
+        }
+        map.try_insert(REPLAYED, HeaderValue::from_static("true")).map_err(too_many)?;
         let bytes = match base64 {
             Some(base64) => STANDARD.decode(base64).map_err(|_| "the body is not Base64")?,
             None => body.unwrap_or_default().into_bytes(),
         };
         let status = StatusCode::from_u16(status).map_err(|_| "the status is not valid")?;
-        Ok(Self { status, headers, body: StoredBody::Bytes(bytes.into()), is_replay: false })
+        Ok(Self { status, headers: map, body: Some(bytes.into()), is_replay: true })
     }
 }
 
@@ -203,13 +181,9 @@ pub(super) fn latin1(bytes: &[u8]) -> String {
 impl StoredResponse {
     /// Returns the replay, or `None` if the record was completed without its result.
     pub(super) fn replay<B: Body>(self) -> Option<Response<HttpIdempotencyBody<B>>> {
-        let StoredBody::Bytes(body) = self.body else { return None };
-        let mut response = Response::new(HttpIdempotencyBody::of(body));
+        let mut response = Response::new(HttpIdempotencyBody::of(self.body?));
         *response.status_mut() = self.status;
-        for (name, value) in self.headers {
-            response.headers_mut().append(name, value);
-        }
-        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+        *response.headers_mut() = self.headers;
         Some(response)
     }
 }
@@ -227,17 +201,7 @@ pub struct HttpIdempotencyBody<B: Body> {
     start: Bytes,
     rest: Option<Pin<Box<B>>>,
     /// The error that ended the reading.
-    failure: Option<B::Error>,
-}
-
-/// How far a body was read.
-pub(super) enum Read {
-    /// To its end.
-    Whole(Bytes),
-    /// To the size that no record can store.
-    TooLarge,
-    /// To an error.
-    Failed,
+    pub(super) failure: Option<B::Error>,
 }
 
 impl<B: Body> HttpIdempotencyBody<B> {
@@ -245,8 +209,9 @@ impl<B: Body> HttpIdempotencyBody<B> {
         Self { start: bytes, rest: None, failure: None }
     }
 
-    /// Reads a body up to the size that a record can store. The returned body has the same bytes, and the same error.
-    pub(super) async fn read(body: B) -> (Self, Read) {
+    /// Reads a body up to the size that a record can store. The returned body has the same bytes, and the same error. If
+    /// the body was read to its end, also returns its bytes.
+    pub(super) async fn read(body: B) -> (Self, Option<Bytes>) {
         let (body, mut bytes, mut failure) = (Box::pin(body), Vec::new(), None);
         let mut rest = Some(body);
         while let Some(body) = &mut rest {
@@ -254,7 +219,7 @@ impl<B: Body> HttpIdempotencyBody<B> {
                 Some(Ok(frame)) => {
                     // There are no trailers behind API Gateway, and a record stores none.
                     if let Ok(data) = frame.into_data() {
-                        append(&mut bytes, data);
+                        bytes.put(data);
                     }
                     if bytes.len() > MAX_DATA_BYTES {
                         break;
@@ -268,12 +233,8 @@ impl<B: Body> HttpIdempotencyBody<B> {
             }
         }
         let start = Bytes::from(bytes);
-        let read = match (&rest, &failure) {
-            (None, None) => Read::Whole(start.clone()),
-            (Some(_), _) => Read::TooLarge,
-            (None, Some(_)) => Read::Failed,
-        };
-        (Self { start, rest, failure }, read)
+        let whole = (rest.is_none() && failure.is_none()).then(|| start.clone());
+        (Self { start, rest, failure }, whole)
     }
 }
 
@@ -281,16 +242,6 @@ impl<B: Body> From<B> for HttpIdempotencyBody<B> {
     /// Returns the same body, for an answer that does not come from the layer.
     fn from(body: B) -> Self {
         Self { start: Bytes::new(), rest: Some(Box::pin(body)), failure: None }
-    }
-}
-
-/// Appends all chunks of a buffer.
-pub(super) fn append(bytes: &mut Vec<u8>, mut data: impl Buf) {
-    while data.has_remaining() {
-        let chunk = data.chunk();
-        let length = chunk.len();
-        bytes.extend_from_slice(chunk);
-        data.advance(length);
     }
 }
 
@@ -360,6 +311,6 @@ mod tests {
             serde_json::from_value::<StoredResponse>(json!({ "status": 200, "headers": headers }))
         };
         assert!(read(MAX_HEADERS).is_ok_and(|stored| stored.replay::<String>().is_some()));
-        assert!(read(MAX_HEADERS + 1).is_err_and(|error| error.to_string() == "there are too many headers"));
+        assert!(read(1 << 15).is_err_and(|error| error.to_string() == "there are too many headers"));
     }
 }

@@ -13,6 +13,7 @@ use tower_service::Service;
 
 use super::handler_input::HandlerInput;
 use super::invocation::{check_not_durable, invocation_of};
+use super::layered::Layered;
 use crate::idempotency::{HandlerError, Idempotency, NextStep, Run};
 use crate::lock::record_refusal;
 use crate::panics;
@@ -118,7 +119,7 @@ impl<S, H, P, T, E> Layer<S> for IdempotencyLayer<H, P, T, E> {
     type Service = IdempotencyService<S, H, P, T, E>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        IdempotencyService { inner, idempotency: self.idempotency.clone(), handler_input: PhantomData }
+        Layered { inner, layer: self.clone() }
     }
 }
 
@@ -126,11 +127,7 @@ impl<S, H, P, T, E> Layer<S> for IdempotencyLayer<H, P, T, E> {
 ///
 /// The handler is cloned for each event, because the record is acquired after the handler is ready and before it is
 /// called. A function or closure in `service_fn` is `Clone` if its captures are.
-pub struct IdempotencyService<S, H, P, T, E> {
-    inner: S,
-    idempotency: Idempotency<LambdaEvent<P>, T, E>,
-    handler_input: PhantomData<fn(H)>,
-}
+pub type IdempotencyService<S, H, P, T, E> = Layered<S, IdempotencyLayer<H, P, T, E>>;
 
 impl<S, H, P, T, E> Service<LambdaEvent<P>> for IdempotencyService<S, H, P, T, E>
 where
@@ -153,7 +150,7 @@ where
         // The instance that was polled ready is the one to call.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
-        let idempotency = self.idempotency.clone();
+        let idempotency = self.layer.idempotency.clone();
         Box::pin(async move {
             check_not_durable(&event.payload, idempotency.locks())
                 .inspect_err(record_refusal)
@@ -175,20 +172,8 @@ impl<H, P, T, E> Clone for IdempotencyLayer<H, P, T, E> {
     }
 }
 
-impl<S: Clone, H, P, T, E> Clone for IdempotencyService<S, H, P, T, E> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), idempotency: self.idempotency.clone(), handler_input: PhantomData }
-    }
-}
-
 impl<H, P, T, E> fmt::Debug for IdempotencyLayer<H, P, T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IdempotencyLayer").field("idempotency", &self.idempotency).finish_non_exhaustive()
-    }
-}
-
-impl<S: fmt::Debug, H, P, T, E> fmt::Debug for IdempotencyService<S, H, P, T, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }

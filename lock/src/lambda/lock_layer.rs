@@ -16,6 +16,7 @@ use tower_service::Service;
 
 use super::handler_input::HandlerInput;
 use super::invocation::{check_not_durable, holder, is_held_by_attempt, key_of_tenant};
+use super::layered::Layered;
 use crate::clock::since_epoch;
 use crate::error::{Cause, Error, ErrorKind, Source};
 use crate::idempotency::HandlerError;
@@ -183,13 +184,7 @@ type PermitOf = Arc<dyn Fn(&Locks, &str) -> Acquire + Send + Sync>;
 /// Lets an invocation of this key pass within this time. Hidden behind a pointer, as permits are.
 type PassOf = Arc<dyn Fn(&str, Duration) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
 
-type KeyFrom<I> = Arc<dyn Fn(&I) -> String + Send + Sync>;
-
-enum KeyOf<I> {
-    FunctionName,
-    Fixed(String),
-    Event(KeyFrom<I>),
-}
+type KeyOf<I> = Arc<dyn Fn(&I, &Context) -> String + Send + Sync>;
 
 /// The policy for an invocation when DynamoDB cannot be reached or throttles, also after waiting.
 ///
@@ -222,7 +217,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
         Self {
             settings: Arc::new(LockSettings {
                 locks,
-                key: KeyOf::FunctionName,
+                key: Arc::new(|_, context: &Context| context.env_config.function_name.clone()),
                 lease: None,
                 wait: None,
                 limit: Limit::One,
@@ -240,7 +235,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// Sets one key for all events.
     #[must_use]
     pub fn key(self, key: impl Into<String>) -> Self {
-        self.with(|settings| settings.key = KeyOf::Fixed(key.into()))
+        let key: String = key.into();
+        self.with(|settings| settings.key = Arc::new(move |_, _| key.clone()))
     }
 
     /// Sets a key for each event. Events with different keys run concurrently.
@@ -255,7 +251,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// ```
     #[must_use]
     pub fn key_from(self, key: impl Fn(&H::Input) -> String + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.key = KeyOf::Event(Arc::new(key)))
+        self.with(|settings| settings.key = Arc::new(move |event, _| key(event)))
     }
 
     /// Adds the id of the invocation's tenant to the key, for a function with Lambda's tenant isolation: each tenant has its
@@ -524,11 +520,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
     {
         let context = &event.context;
         check_not_durable(&event.payload, &self.locks).inspect_err(record_refusal).map_err(Refused::Error)?;
-        let key = match &self.key {
-            KeyOf::FunctionName => context.env_config.function_name.clone(),
-            KeyOf::Fixed(key) => key.clone(),
-            KeyOf::Event(key) => key(event),
-        };
+        let key = (self.key)(event, context);
         let key = if self.per_tenant && self.locks.0.enabled {
             key_of_tenant(context, key).inspect_err(record_refusal).map_err(Refused::Error)?
         } else {
@@ -606,7 +598,7 @@ impl<S, H: HandlerInput<Arc<Lock>>, R> Layer<S> for LockLayer<H, R> {
     type Service = LockService<S, H, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        LockService { inner, settings: Arc::clone(&self.settings) }
+        Layered { inner, layer: self.clone() }
     }
 }
 
@@ -614,10 +606,7 @@ impl<S, H: HandlerInput<Arc<Lock>>, R> Layer<S> for LockLayer<H, R> {
 ///
 /// The handler is cloned for each event, because the lock is acquired after the handler is ready and before it is called.
 /// A function or closure in `service_fn` is `Clone` if its captures are.
-pub struct LockService<S, H: HandlerInput<Arc<Lock>>, R> {
-    inner: S,
-    settings: Arc<LockSettings<H, R>>,
-}
+pub type LockService<S, H, R> = Layered<S, LockLayer<H, R>>;
 
 impl<S, H, P, R> Service<LambdaEvent<P>> for LockService<S, H, R>
 where
@@ -640,7 +629,7 @@ where
         // The instance that was polled ready is the one to call.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
-        let settings = Arc::clone(&self.settings);
+        let settings = Arc::clone(&self.layer.settings);
         Box::pin(async move {
             let mut lock = match settings.acquire(&event, settings.wait).await {
                 Ok(lock) => Arc::new(lock),
@@ -709,11 +698,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> Clone for LockSettings<H, R> {
     fn clone(&self) -> Self {
         Self {
             locks: self.locks.clone(),
-            key: match &self.key {
-                KeyOf::FunctionName => KeyOf::FunctionName,
-                KeyOf::Fixed(key) => KeyOf::Fixed(key.clone()),
-                KeyOf::Event(key) => KeyOf::Event(Arc::clone(key)),
-            },
+            key: Arc::clone(&self.key),
             on_held: self.on_held.clone(),
             limit: self.limit.clone(),
             coalesce: self.coalesce.as_ref().map(|coalesce| Coalesce { ..*coalesce }),
@@ -729,20 +714,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> Clone for LockLayer<H, R> {
     }
 }
 
-impl<S: Clone, H: HandlerInput<Arc<Lock>>, R> Clone for LockService<S, H, R> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), settings: Arc::clone(&self.settings) }
-    }
-}
-
 impl<H: HandlerInput<Arc<Lock>>, R> fmt::Debug for LockLayer<H, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockLayer").field("locks", &self.settings.locks).finish_non_exhaustive()
-    }
-}
-
-impl<S: fmt::Debug, H: HandlerInput<Arc<Lock>>, R> fmt::Debug for LockService<S, H, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }

@@ -9,6 +9,7 @@ mod idempotency_layer;
 mod invocation;
 #[cfg(feature = "kafka")]
 pub(crate) mod kafka;
+mod layered;
 mod lock_layer;
 mod snap_start;
 mod sqs;
@@ -21,5 +22,6 @@ pub use handler_input::{HandlerInput, WithLock, WithRun};
 pub use idempotency_layer::{IdempotencyLayer, IdempotencyService};
 #[cfg(feature = "http")]
 pub(crate) use invocation::invocation_of;
+pub use layered::Layered;
 pub use lock_layer::{LockLayer, LockService, OnUnavailable};
 pub use sqs::{SqsConsumer, SqsMessage, SqsSource};

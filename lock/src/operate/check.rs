@@ -174,13 +174,6 @@ struct Check<'a> {
 /// The setting that the check names, and its variable.
 const SETTING: &str = "LocksBuilder::multi_region_strong_consistency (LOCK_MULTI_REGION_STRONG_CONSISTENCY)";
 
-/// A request without a result.
-struct Failure {
-    error: Error,
-    /// The credentials are valid, but lack the permission.
-    is_denied: bool,
-}
-
 impl<'a> Check<'a> {
     fn new(locks: &'a Locks) -> Self {
         let has_strong_regions = locks.0.table.has_strong_regions;
@@ -198,7 +191,7 @@ impl<'a> Check<'a> {
     }
 
     /// Sends a request. The refusal of a request that is never applied is a result too.
-    async fn ask<T, E>(&mut self, request: impl Future<Output = Result<T, SdkError<E>>>) -> Result<Option<T>, Failure>
+    async fn ask<T, E>(&mut self, request: impl Future<Output = Result<T, SdkError<E>>>) -> Result<Option<T>, Error>
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
@@ -213,8 +206,7 @@ impl<'a> Check<'a> {
         if is_conflict(code) || matches!(code, "ConditionalCheckFailedException" | "TransactionCanceledException") {
             return Ok(None);
         }
-        let is_denied = code == "AccessDeniedException";
-        Err(Failure { error: Error::from_sdk(error, self.locks.0.table.place(), ""), is_denied })
+        Err(Error::from_sdk(error, self.locks.0.table.place(), ""))
     }
 
     /// Returns `true` if there is a table to check further.
@@ -223,19 +215,19 @@ impl<'a> Check<'a> {
         let region = sender.config().region().map_or("no region", Region::as_ref).to_owned();
         let description = match self.ask(sender.describe_table().table_name(name).send()).await {
             Ok(output) => output.and_then(|output| output.table).unwrap_or_else(|| TableDescription::builder().build()),
-            Err(failure) if failure.is_denied => {
+            Err(error) if error.is_denied() => {
                 let without = "its state and its keys were not checked";
-                self.denied("table", Verdict::Warning, "dynamodb:DescribeTable", without, &failure);
+                self.denied("table", Verdict::Warning, "dynamodb:DescribeTable", without, &error);
                 return true;
             }
             // DescribeTable has low limits of its own.
-            Err(failure) if failure.error.kind() == ErrorKind::Throttled => {
-                self.found("table", Verdict::Warning, failure.to_string());
+            Err(error) if error.kind() == ErrorKind::Throttled => {
+                self.found("table", Verdict::Warning, described(&error));
                 return true;
             }
-            Err(failure) => {
-                let subject = if failure.error.kind() == ErrorKind::AccessDenied { "credentials" } else { "table" };
-                self.found(subject, Verdict::Failed, format!("{failure}, region {region}"));
+            Err(error) => {
+                let subject = if error.kind() == ErrorKind::AccessDenied { "credentials" } else { "table" };
+                self.found(subject, Verdict::Failed, format!("{}, region {region}", described(&error)));
                 return false;
             }
         };
@@ -308,11 +300,11 @@ impl<'a> Check<'a> {
         let Table { sender, name, .. } = &self.locks.0.table;
         let description = match self.ask(sender.describe_time_to_live().table_name(name).send()).await {
             Ok(output) => output.and_then(|output| output.time_to_live_description),
-            Err(failure) if failure.is_denied => {
+            Err(error) if error.is_denied() => {
                 let without = "TTL was not checked";
-                return self.denied("TTL", Verdict::Warning, "dynamodb:DescribeTimeToLive", without, &failure);
+                return self.denied("TTL", Verdict::Warning, "dynamodb:DescribeTimeToLive", without, &error);
             }
-            Err(failure) => return self.found("TTL", Verdict::Warning, failure.to_string()),
+            Err(error) => return self.found("TTL", Verdict::Warning, described(&error)),
         };
         let attribute = description.and_then(|ttl| match ttl.time_to_live_status {
             Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling) => ttl.attribute_name,
@@ -384,25 +376,26 @@ impl<'a> Check<'a> {
         !has_row && matches!(self.ask(is_there()).await, Ok(Some(GetItemOutput { item: Some(_), .. })))
     }
 
-    fn permission(&mut self, action: &str, verdict: Verdict, without: &str, answer: Result<(), Failure>) {
+    fn permission(&mut self, action: &str, verdict: Verdict, without: &str, answer: Result<(), Error>) {
         match answer {
             Ok(()) => self.found(action, Verdict::Passed, "allowed"),
-            Err(failure) if failure.is_denied => self.denied(action, verdict, action, without, &failure),
-            Err(failure) if failure.error.kind() == ErrorKind::Throttled => {
-                self.found(action, Verdict::Warning, failure.to_string());
+            Err(error) if error.is_denied() => self.denied(action, verdict, action, without, &error),
+            Err(error) if error.kind() == ErrorKind::Throttled => {
+                self.found(action, Verdict::Warning, described(&error));
             }
-            Err(failure) => self.found(action, verdict, failure.to_string()),
+            Err(error) => self.found(action, verdict, described(&error)),
         }
     }
 
-    fn denied(&mut self, subject: &str, verdict: Verdict, action: &str, without: &str, failure: &Failure) {
+    fn denied(&mut self, subject: &str, verdict: Verdict, action: &str, without: &str, error: &Error) {
         let Table { name, key_prefix, .. } = &self.locks.0.table;
         let keys = if action.ends_with("Item") {
             format!(" (a policy that restricts keys must also allow `{}`)", probe_key(key_prefix))
         } else {
             String::new()
         };
-        let message = format!("{without}: allow {action} on table `{name}`{keys} ({})", failure.cause());
+        let cause = error.source_message().unwrap_or_default();
+        let message = format!("{without}: allow {action} on table `{name}`{keys} ({cause})");
         self.found(subject, verdict, message);
     }
 
@@ -432,24 +425,15 @@ impl<'a> Check<'a> {
     }
 }
 
-impl Failure {
-    fn cause(&self) -> &str {
-        self.error.source_message().unwrap_or_default()
-    }
-}
-
-/// Prints the error with its remedy, and adds a remedy for errors that usually pass.
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // With the message of DynamoDB.
-        write!(f, "{:?}", self.error)?;
-        if self.error.kind() == ErrorKind::Throttled {
-            f.write_str(": check again in a minute")?;
-        } else if self.error.kind() == ErrorKind::Unavailable {
-            f.write_str(": check the endpoint, and the network to it")?;
-        }
-        Ok(())
-    }
+/// Describes an error with its remedy, and adds a remedy for errors that usually pass.
+fn described(error: &Error) -> String {
+    let remedy = match error.kind() {
+        ErrorKind::Throttled => ": check again in a minute",
+        ErrorKind::Unavailable => ": check the endpoint, and the network to it",
+        _ => "",
+    };
+    // With the message of DynamoDB.
+    format!("{error:?}{remedy}")
 }
 
 #[cfg(test)]

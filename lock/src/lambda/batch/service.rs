@@ -1,6 +1,5 @@
 //! The service of a consumer: it answers with the items that are not done.
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
 
@@ -11,6 +10,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::super::handler_input::HandlerInput;
+use super::super::layered::Layered;
 use super::consumer::Consumer;
 use super::outcome::all_failed;
 use super::run::{CUT_OFF, Ended, failure};
@@ -21,7 +21,7 @@ impl<Inner, S: Source, H, T, E> Layer<Inner> for Consumer<S, H, T, E> {
     type Service = ConsumerService<Inner, S, H, T, E>;
 
     fn layer(&self, inner: Inner) -> Self::Service {
-        ConsumerService { inner, consumer: self.clone() }
+        Layered { inner, layer: self.clone() }
     }
 }
 
@@ -29,10 +29,7 @@ impl<Inner, S: Source, H, T, E> Layer<Inner> for Consumer<S, H, T, E> {
 ///
 /// The handler is cloned for each item, and its error converts into [`Diagnostic`], for the log. The service answers with the
 /// items that are not done. It fails only if [every item failed](Consumer::fail_if_all_failed).
-pub struct ConsumerService<Inner, S: Source, H, T, E> {
-    inner: Inner,
-    consumer: Consumer<S, H, T, E>,
-}
+pub type ConsumerService<Inner, S, H, T, E> = Layered<Inner, Consumer<S, H, T, E>>;
 
 impl<Inner, S, H, T, E> Service<LambdaEvent<S::Event>> for ConsumerService<Inner, S, H, T, E>
 where
@@ -55,7 +52,7 @@ where
     }
 
     fn call(&mut self, LambdaEvent { payload, context }: LambdaEvent<S::Event>) -> Self::Future {
-        let (inner, consumer) = (self.inner.clone(), self.consumer.clone());
+        let (inner, consumer) = (self.inner.clone(), self.layer.clone());
         Box::pin(async move {
             let fails = consumer.fails_if_all_failed;
             let batch = match consumer.source.batch(payload) {
@@ -76,17 +73,5 @@ where
             let not_done = names.into_iter().zip(outcomes).filter(|(_, outcome)| !outcome.is_done());
             Ok(S::answer(not_done.map(|(name, _)| name.unwrap_or_default()).collect()))
         })
-    }
-}
-
-impl<Inner: Clone, S: Source, H, T, E> Clone for ConsumerService<Inner, S, H, T, E> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), consumer: self.consumer.clone() }
-    }
-}
-
-impl<Inner: fmt::Debug, S: Source, H, T, E> fmt::Debug for ConsumerService<Inner, S, H, T, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConsumerService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
