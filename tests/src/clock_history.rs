@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::guarantee::{HOLDERS, ONCE, SERVED};
 use crate::history::book::{Book, Observe};
-use crate::history::frame::{self, History};
+use crate::history::frame::{self, History, Set};
 use crate::history::stage::{Network, Stage, Waiting, millis};
 use crate::history::{Mutation, Outcome, counts};
 use crate::request::{LEASE_END, Purpose, purpose_of};
@@ -96,12 +96,7 @@ pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     frame::run::<Scene>(seed, mutation)
 }
 
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
-}
-
+type Scene = Set<Kept>;
 type Ledger = Book<Kept>;
 
 #[derive(Default)]
@@ -119,20 +114,10 @@ struct Kept {
 }
 
 impl History for Scene {
-    type Kept = Kept;
-
     const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
 
     fn set(_: u64, stage: Stage, _: &mut Rng) -> Self {
-        Self { ledger: Arc::new(Ledger::new(&stage, Kept::default())), stage }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        Self::new(stage, Kept::default(), ())
     }
 
     fn workers(&self) -> RangeInclusive<usize> {

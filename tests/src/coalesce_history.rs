@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::guarantee::{AGAIN, READABLE};
 use crate::history::book::{Book, Observe};
-use crate::history::frame::{self, History};
+use crate::history::frame::{self, History, Set};
 use crate::history::operator::{Judge, operate};
 use crate::history::stage::{Network, Stage, millis};
 use crate::history::{Mutation, Outcome, counts};
@@ -56,28 +56,17 @@ pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     frame::run::<Scene>(seed, mutation)
 }
 
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
+type Scene = Set<Kept, Own>;
+
+struct Own {
     keys: usize,
 }
 
 impl History for Scene {
-    type Kept = Kept;
-
     const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
 
     fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
-        Self { ledger: Arc::new(Ledger::new(&stage, Kept::default())), stage, keys: random.usize(1..=2) }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        Self::new(stage, Kept::default(), Own { keys: random.usize(1..=2) })
     }
 
     fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {

@@ -10,10 +10,11 @@ use lambda_lock::embedded::Host;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-use crate::history::frame::History;
+use crate::history::frame::{self, History};
 use crate::history::stage::millis;
+use crate::history::{Counted, Mutation, Outcome};
 use crate::idempotency_history::ledger::{Call, Execution, Kept};
-use crate::idempotency_history::{Failure, Then};
+use crate::idempotency_history::{Counts, Failure, Then};
 
 /// What a sender writes for a job: in one of so many items, no JSON, and in another one, poison, which always fails.
 pub(crate) fn body_of(job: &str, one_in: u8, random: &mut Rng) -> String {
@@ -22,6 +23,33 @@ pub(crate) fn body_of(job: &str, one_in: u8, random: &mut Rng) -> String {
         1 => json!({ "job": job, "poison": true }).to_string(),
         _ => json!({ "job": job }).to_string(),
     }
+}
+
+/// How often each outcome of a consumer and of its records occurred.
+#[derive(Clone, Copy, Debug)]
+pub struct WithWork<C> {
+    /// The counts of the records of idempotency.
+    pub work: Counts,
+    /// The others.
+    pub own: C,
+}
+
+impl<C: Counted> Counted for WithWork<C> {
+    fn named(&self) -> Vec<(&'static str, usize)> {
+        let Counts { runs, taken_over, crashed, requests, .. } = self.work;
+        let work = [("runs", runs), ("taken_over", taken_over), ("runs_crashed", crashed), ("requests", requests)];
+        work.into_iter().chain(self.own.named()).collect()
+    }
+}
+
+/// Runs the history of a seed, with the protocol or with a mutation of it. `own` reads what its scene has counted.
+pub(crate) fn run<S: Scene, C>(
+    seed: u64,
+    mutation: Option<Mutation>,
+    own: impl FnOnce(&S) -> C,
+) -> Outcome<WithWork<C>> {
+    let (scene, Outcome { log, violations, counts: work, twisted }) = frame::play::<S>(seed, mutation);
+    Outcome { log, violations, counts: WithWork { work, own: own(&scene) }, twisted }
 }
 
 /// The history of a consumer.

@@ -26,8 +26,8 @@ use lambda_lock::{Acquire, Locks};
 use tokio::time::sleep;
 
 use actor::{Kind, Plan, Report as _};
-use frame::History;
-use ledger::{Inside, Kept, Ledger, Operation};
+use frame::{History, Set};
+use ledger::{Inside, Kept, Operation};
 pub use mutation::Mutation;
 use stage::Stage;
 pub use twist::Twisted;
@@ -108,26 +108,15 @@ pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome {
     frame::run::<Scene>(seed, mutation)
 }
 
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
+type Scene = Set<Kept, Own>;
+
+struct Own {
     keys: u64,
 }
 
 impl History for Scene {
-    type Kept = Kept;
-
     fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
-        Self { ledger: Arc::new(Ledger::new(&stage, Kept::default())), stage, keys: random.u64(1..=3) }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        Self::new(stage, Kept::default(), Own { keys: random.u64(1..=3) })
     }
 
     fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {

@@ -22,11 +22,11 @@ use lambda_runtime::{Diagnostic, LambdaEvent};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, service_fn};
 
-use crate::history::frame::{self, History};
+use crate::history::frame::{self, History, Set};
 use crate::history::stage::{Network, Stage, TABLE, backoff, millis};
 use crate::history::{Mutation, Outcome, counts};
 use crate::invocation::invocation_with;
-use ledger::{Call, Execution, Kept, Ledger};
+use ledger::{Call, Execution, Kept};
 pub use mutations::MUTATIONS;
 
 /// How late a request can arrive, also for queues and streams. Some windows are shorter, some longer.
@@ -75,11 +75,9 @@ pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     frame::run::<Scene>(seed, mutation)
 }
 
-/// The part of a history that all its tasks share.
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
+type Scene = Set<Kept, Own>;
+
+struct Own {
     /// By key.
     terms: Vec<Terms>,
 }
@@ -117,8 +115,6 @@ fn business(key: &str) -> AttributeValue {
 }
 
 impl History for Scene {
-    type Kept = Kept;
-
     const LATEST_ARRIVAL: Duration = LATEST_ARRIVAL;
 
     fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
@@ -126,15 +122,7 @@ impl History for Scene {
         let stage = stage.with_write_units(|drawn| drawn.div_ceil(3));
         let terms: Vec<_> = (0..random.usize(1..=3)).map(|_| Terms::draw(random, stage.longest_skew())).collect();
         let of_keys = terms.iter().enumerate().map(|(number, terms)| (key(number), *terms)).collect();
-        Self { ledger: Arc::new(Ledger::new(&stage, Kept::of(of_keys))), stage, terms }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        Self::new(stage, Kept::of(of_keys), Own { terms })
     }
 
     fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {

@@ -19,68 +19,42 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
 
-use crate::consumer::{self, body_of};
-use crate::history::frame::{self, History};
+use crate::consumer::{self, WithWork, body_of};
+use crate::history::frame::{History, Set};
 use crate::history::stage::{Network, Stage, millis};
-use crate::history::{Counted, Mutation, Outcome};
-use crate::idempotency_history::ledger::{Kept, Ledger};
+use crate::history::{Mutation, Outcome, counts};
+use crate::idempotency_history::ledger::Kept;
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
 use queue::{FIFO_QUEUE, Place, Queue, Received, STANDARD_QUEUE, Stored};
 
-/// How often each outcome occurred.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    /// The counts of the records.
-    pub work: idempotency_history::Counts,
+counts! {
     /// Batches that were answered.
-    pub batches: usize,
+    batches,
     /// Invocations that crashed.
-    pub invocations_crashed: usize,
+    invocations_crashed,
     /// Deliveries of a message beyond the first.
-    pub redelivered: usize,
+    redelivered,
     /// Messages that were done and deleted.
-    pub done: usize,
+    done,
     /// Deliveries that were answered as done without a run.
-    pub done_before: usize,
+    done_before,
     /// Reports of failed messages.
-    pub reported: usize,
+    reported,
     /// Messages that ended in the dead-letter queue.
-    pub dead: usize,
-}
-
-impl Counted for Counts {
-    fn named(&self) -> Vec<(&'static str, usize)> {
-        vec![
-            ("runs", self.work.runs),
-            ("taken_over", self.work.taken_over),
-            ("runs_crashed", self.work.crashed),
-            ("requests", self.work.requests),
-            ("batches", self.batches),
-            ("invocations_crashed", self.invocations_crashed),
-            ("redelivered", self.redelivered),
-            ("done", self.done),
-            ("done_before", self.done_before),
-            ("reported", self.reported),
-            ("dead", self.dead),
-        ]
-    }
+    dead,
 }
 
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
-pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let (scene, Outcome { log, violations, counts: work, twisted }) = frame::play::<Scene>(seed, mutation);
-    let counts = Counts { work, ..*scene.counts.lock().unwrap() };
-    Outcome { log, violations, counts, twisted }
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<WithWork<Counts>> {
+    consumer::run(seed, mutation, |scene: &Scene| *scene.counts.lock().unwrap())
 }
 
-/// The part of a history that all its tasks share.
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
+type Scene = Set<Kept, Own>;
+
+struct Own {
     queue: Queue,
     terms: Terms,
     key: KeyIs,
@@ -99,8 +73,6 @@ type Handled = WithRun<SqsMessage<Value>>;
 type Consumer = SqsConsumer<Value, Failure, u64, Handled>;
 
 impl History for Scene {
-    type Kept = Kept;
-
     const LATEST_ARRIVAL: Duration = idempotency_history::LATEST_ARRIVAL;
 
     fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
@@ -119,18 +91,11 @@ impl History for Scene {
             let key = key.of(message);
             [(key.replace(".fifo", ""), terms), (key, terms)]
         });
-        let ledger = Arc::new(Ledger::new(&stage, Kept::of(keys.collect())));
+        let kept = Kept::of(keys.collect());
         let queue = Queue::draw(random, is_fifo, messages);
-        ledger.note(&format!("{queue:?} {key:?} {terms:?}"));
-        Self { stage, ledger, queue, terms, key, counts: Mutex::default() }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        let scene = Self::new(stage, kept, Own { queue, terms, key, counts: Mutex::default() });
+        scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.queue));
+        scene
     }
 
     fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
@@ -326,7 +291,7 @@ impl Function {
 impl Invocation {
     /// Lambda received the answer, and applies it to the messages.
     fn answered(&self, messages: &[SqsRecord], answer: &SqsBatchResponse) {
-        let Scene { ledger, queue, stage, key, .. } = &*self.scene;
+        let Scene { stage, ledger, own: Own { queue, key, .. } } = &*self.scene;
         let (is_in_time, had_time) = (self.is_in_time(), self.had_time());
         let reported: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
         ledger.note(&format!("{} reports {reported:?}", self.name));
@@ -367,7 +332,7 @@ impl Invocation {
     /// Whether a message of this record needs no run: its result was stored before the invocation began, and it did not
     /// go back because of the order of its group.
     fn was_done_before(&self, messages: &[SqsRecord], reported: &[&String], id: &str, record: &str) -> bool {
-        let Scene { ledger, queue, .. } = &*self.scene;
+        let Scene { ledger, own: Own { queue, .. }, .. } = &*self.scene;
         let stored: Vec<_> =
             messages.iter().map(|message| self.scene.stored(message.message_id.as_ref().unwrap())).collect();
         // Copies take the place of the first of them.

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::guarantee::{READABLE, SERVED, TIMES};
 use crate::history::book::{Book, Observe};
-use crate::history::frame::{self, History};
+use crate::history::frame::{self, History, Set};
 use crate::history::stage::{Network, Stage, millis};
 use crate::history::{Mutation, Outcome, counts};
 use crate::request::expression::Operand;
@@ -74,29 +74,15 @@ impl Pace {
     }
 }
 
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
-}
+type Scene = Set<Kept>;
 
 impl History for Scene {
-    type Kept = Kept;
-
     /// Longer than any row of a rate says something.
     const LATEST_ARRIVAL: Duration = Duration::from_mins(1);
 
     fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
         let paces = (0..random.usize(1..=2)).map(|key| (format!("key {key}"), Pace::draw(random))).collect();
-        Self { ledger: Arc::new(Ledger::new(&stage, Kept { paces, ..Kept::default() })), stage }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        Self::new(stage, Kept { paces, ..Kept::default() }, ())
     }
 
     fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {

@@ -4,6 +4,8 @@
 // `tests/chaos` includes this file by its path.
 #[path = "request/expression.rs"]
 pub(crate) mod expression;
+#[path = "request/mistakes.rs"]
+pub(crate) mod mistakes;
 
 use serde_json::{Value, json};
 

@@ -15,12 +15,12 @@ use fastrand::Rng;
 use lambda_lock::{Acquire, Lock, Locks};
 
 use crate::history::actor::{self, Kind, Report as _};
-use crate::history::frame::{self, History};
+use crate::history::frame::{self, History, Set};
 use crate::history::operator::operate;
 use crate::history::stage::{Network, Stage};
 use crate::history::{Mutation, Outcome, counts, liveness, workflow};
 pub(crate) use ledger::refused_with_room;
-use ledger::{Kept, Ledger, Operation};
+use ledger::{Kept, Operation};
 pub use mutations::MUTATIONS;
 
 /// One history in so many, from this seed on, ends with a crowd.
@@ -75,11 +75,9 @@ pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     frame::run::<Scene>(seed, mutation)
 }
 
-/// The part of a history that all its tasks share.
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
+type Scene = Set<Kept, Own>;
+
+struct Own {
     keys: u64,
     /// How many permits most callers allow. Some allow one or two more, as during a deployment.
     permits: u32,
@@ -94,31 +92,20 @@ struct Scene {
 }
 
 impl History for Scene {
-    type Kept = Kept;
-
     fn set(seed: u64, stage: Stage, random: &mut Rng) -> Self {
         let (keys, few, has_nights) = (random.u64(1..=2), random.u32(1..=3), random.u8(0..5) == 0);
         // One history in so many has many permits, and enough workers for them.
         let many = (seed % MANY_EVERY == 1).then(|| 4 + u32::try_from(seed / MANY_EVERY % 6).unwrap());
         let has_crowd = seed % CROWD_EVERY == CROWD_SEED && !stage.is_throttled();
-        Self {
-            ledger: Arc::new(Ledger::new(&stage, Kept::default())),
-            stage,
+        let own = Own {
             keys,
             permits: many.unwrap_or(few),
             has_nights,
             more_workers: many.unwrap_or_default() as usize,
             identities: workflow::workflows::<Self>(seed),
             crowd: has_crowd.then(|| CROWDS[usize::try_from(seed / CROWD_EVERY % 4).unwrap()]),
-        }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        };
+        Self::new(stage, Kept::default(), own)
     }
 
     fn workers(&self) -> RangeInclusive<usize> {

@@ -12,11 +12,11 @@ use fastrand::Rng;
 use lambda_lock::{Acquire, Locks};
 
 use crate::history::actor::{self, Kind};
-use crate::history::frame::{self, History};
+use crate::history::frame::{self, History, Set};
 use crate::history::operator::operate;
 use crate::history::stage::{Stage, Waiting};
 use crate::history::{Mutation, Outcome, counts, workflow};
-use ledger::{Kept, Ledger, Operation};
+use ledger::{Kept, Operation};
 pub use mutations::MUTATIONS;
 
 counts! {
@@ -66,27 +66,15 @@ pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     frame::run::<Scene>(seed, mutation)
 }
 
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
+type Scene = Set<Kept, Own>;
+
+struct Own {
     keys: usize,
 }
 
 impl History for Scene {
-    type Kept = Kept;
-
     fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
-        let ledger = Arc::new(Ledger::new(&stage, Kept::draw(random.fork())));
-        Self { stage, ledger, keys: random.usize(2..=4) }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        Self::new(stage, Kept::draw(random.fork()), Own { keys: random.usize(2..=4) })
     }
 
     fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {

@@ -16,11 +16,11 @@ use lambda_lock::{Error, ErrorKind, HandlerError, Idempotency, Locks, OnUnfinish
 use tokio::time::{sleep, timeout};
 
 use crate::guarantee::SERVED;
-use crate::history::frame::{self, History};
+use crate::history::frame::{self, History, Set};
 use crate::history::operator::operate;
 use crate::history::stage::{Network, Stage, Waiting, millis};
 use crate::history::{Mutation, Outcome, counts, liveness};
-use ledger::{Kept, Kind, Ledger, Operation};
+use ledger::{Kept, Kind, Operation};
 pub use mutations::MUTATIONS;
 
 /// The window of a record.
@@ -64,29 +64,18 @@ pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     frame::run::<Scene>(seed, mutation)
 }
 
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
+type Scene = Set<Kept, Own>;
+
+struct Own {
     keys: usize,
 }
 
 impl History for Scene {
-    type Kept = Kept;
-
     /// Less than a record is kept.
     const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
 
     fn set(_: u64, stage: Stage, random: &mut Rng) -> Self {
-        Self { ledger: Arc::new(Ledger::new(&stage, Kept::default())), stage, keys: random.usize(1..=3) }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        Self::new(stage, Kept::default(), Own { keys: random.usize(1..=3) })
     }
 
     fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {

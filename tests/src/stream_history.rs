@@ -23,71 +23,44 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
 
-use crate::consumer::{self, body_of};
-use crate::history::frame::{self, History};
+use crate::consumer::{self, WithWork, body_of};
+use crate::history::frame::{History, Set};
 use crate::history::stage::{Network, Stage, millis};
-use crate::history::{Counted, Mutation, Outcome};
-use crate::idempotency_history::ledger::{Kept, Ledger};
+use crate::history::{Mutation, Outcome, counts};
+use crate::idempotency_history::ledger::Kept;
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
 use shard::{CLUSTER, Delivery, Place, STREAM, Shard, Stored, kafka_event};
 
-/// How often each outcome occurred.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    /// The counts of the records of idempotency.
-    pub work: idempotency_history::Counts,
+counts! {
     /// Batches that were answered.
-    pub batches: usize,
+    batches,
     /// Invocations that crashed.
-    pub invocations_crashed: usize,
+    invocations_crashed,
     /// Deliveries of a record beyond the first.
-    pub redelivered: usize,
+    redelivered,
     /// Batches that were split in two.
-    pub bisected: usize,
+    bisected,
     /// Records that were done and passed by the checkpoint.
-    pub done: usize,
+    done,
     /// Deliveries that were answered as done without a run.
-    pub done_before: usize,
+    done_before,
     /// Answers that named a record.
-    pub reported: usize,
+    reported,
     /// Records that Lambda gave up.
-    pub discarded: usize,
-}
-
-impl Counted for Counts {
-    fn named(&self) -> Vec<(&'static str, usize)> {
-        vec![
-            ("runs", self.work.runs),
-            ("taken_over", self.work.taken_over),
-            ("runs_crashed", self.work.crashed),
-            ("requests", self.work.requests),
-            ("batches", self.batches),
-            ("invocations_crashed", self.invocations_crashed),
-            ("redelivered", self.redelivered),
-            ("bisected", self.bisected),
-            ("done", self.done),
-            ("done_before", self.done_before),
-            ("reported", self.reported),
-            ("discarded", self.discarded),
-        ]
-    }
+    discarded,
 }
 
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
-pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
-    let (scene, Outcome { log, violations, counts: work, twisted }) = frame::play::<Scene>(seed, mutation);
-    let counts = Counts { work, ..*scene.counts.lock().unwrap() };
-    Outcome { log, violations, counts, twisted }
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<WithWork<Counts>> {
+    consumer::run(seed, mutation, |scene: &Scene| *scene.counts.lock().unwrap())
 }
 
-/// The part of a history that all its tasks share.
-#[derive(Debug)]
-struct Scene {
-    stage: Stage,
-    ledger: Arc<Ledger>,
+type Scene = Set<Kept, Own>;
+
+struct Own {
     shard: Shard,
     terms: Terms,
     of: Of,
@@ -119,8 +92,6 @@ enum Consumer {
 }
 
 impl History for Scene {
-    type Kept = Kept;
-
     const LATEST_ARRIVAL: Duration = idempotency_history::LATEST_ARRIVAL;
 
     fn set(seed: u64, stage: Stage, random: &mut Rng) -> Self {
@@ -132,20 +103,14 @@ impl History for Scene {
         let of = if seed % 3 == 2 { Of::Kafka } else { Of::Kinesis };
         let shard = Shard::draw(random, records);
         let keys = shard.records.iter().map(|record| (key.of(of, record), terms));
-        let ledger = Arc::new(Ledger::new(&stage, Kept::of(keys.collect())));
+        let kept = Kept::of(keys.collect());
         let concurrency = if random.u8(0..3) == 0 { 1 } else { random.usize(2..=10) };
         let stops_at_first_failure = random.u8(0..3) == 0;
         let counts = Mutex::default();
-        ledger.note(&format!("{of:?} {shard:?} {key:?} {terms:?}"));
-        Self { stage, ledger, shard, terms, of, key, concurrency, stops_at_first_failure, counts }
-    }
-
-    fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+        let own = Own { shard, terms, of, key, concurrency, stops_at_first_failure, counts };
+        let scene = Self::new(stage, kept, own);
+        scene.ledger.note(&format!("{of:?} {:?} {key:?} {terms:?}", scene.shard));
+        scene
     }
 
     fn worker(scene: Arc<Self>, number: usize, random: Rng) -> impl Future<Output = ()> + Send {
@@ -442,7 +407,7 @@ impl Invocation {
     /// Checks that no call of this invocation has failed, if the consumer stops at its first failure. With one lane at
     /// a time, all earlier calls have ended.
     fn check_stop(&self, number: &str) {
-        let Scene { ledger, concurrency, stops_at_first_failure, .. } = &*self.scene;
+        let Scene { ledger, own: Own { concurrency, stops_at_first_failure, .. }, .. } = &*self.scene;
         let has_failed = self.calls.lock().unwrap().iter().any(|(_, call)| !call.is_answered());
         if *stops_at_first_failure && *concurrency == 1 && has_failed {
             ledger.violated(format!("{number} was begun after a failure: {}", self.name));
@@ -452,7 +417,7 @@ impl Invocation {
     /// Lambda received the answer. Returns how many records at the start of the batch are done, or `None` if the batch
     /// failed as a whole.
     fn answered(&self, delivery: &Delivery, answer: &KinesisEventResponse) -> Option<usize> {
-        let Scene { ledger, key, of, shard, .. } = &*self.scene;
+        let Scene { ledger, own: Own { key, of, shard, .. }, .. } = &*self.scene;
         let named: Vec<_> =
             answer.batch_item_failures.iter().map(|failure| failure.item_identifier.as_deref().unwrap()).collect();
         ledger.note(&format!("{} names {named:?}", self.name));

@@ -5,8 +5,12 @@ use serde_json::{Value, json};
 
 use crate::arena::CLOCK_SKEW;
 use crate::checker::Broken;
-use crate::request::expression::{Comparison, Condition, Operand};
-use crate::request::{ASKED, DUE, LEASE_END, Purpose, Request};
+use crate::request::mistakes::{
+    acquire_ignores_end, acquire_ignores_window, asks_anybody, foreign_owner, given_the_past, half_an_interval, halve,
+    lease_too_long, numbers_ignored, one_more, release_forgets, release_without_owner, renew_without_condition,
+    takeover_keeps_fence, takeover_unread, transaction_without_condition,
+};
+use crate::request::{ASKED, LEASE_END, Purpose, Request};
 use crate::worker::Kind;
 
 /// A mistake.
@@ -20,7 +24,7 @@ pub(crate) struct Plant {
     /// How many requests of a thousand have a fault. Some mistakes need a request that arrives late.
     pub(crate) faults: u32,
     request: fn(&mut Request),
-    answer: fn(&Request, &mut u16, &mut Value),
+    answer: fn(&Request, u16, &mut Value),
 }
 
 impl Plant {
@@ -62,7 +66,7 @@ impl Plant {
         Self {
             name: "the lease in the row is ten minutes longer",
             breaks: &[Broken::Blocked],
-            request: |request| later_end(request, 600_000),
+            request: lease_too_long,
             ..Self::NONE
         },
         Self {
@@ -76,14 +80,14 @@ impl Plant {
             name: "half of a set is acquired",
             kind: Kind::Sets,
             breaks: &[Broken::Alone],
-            request: half_acquired,
+            request: |request| halve(request, Purpose::Acquire),
             ..Self::NONE
         },
         Self {
             name: "a takeover does not read whose lock it takes",
             kind: Kind::Identities,
             breaks: &[Broken::Alone],
-            request: takeover_unread,
+            request: |request| takeover_unread(request, &["owner", "fence"]),
             ..Self::NONE
         },
         Self {
@@ -98,7 +102,7 @@ impl Plant {
             kind: Kind::Records,
             breaks: &[Broken::Once],
             faults: 400,
-            request: completion_without_condition,
+            request: transaction_without_condition,
             ..Self::NONE
         },
         Self {
@@ -147,7 +151,7 @@ impl Plant {
             name: "a release does not see what was left",
             kind: Kind::Rebuilds,
             breaks: &[Broken::Again],
-            answer: release_forgets,
+            answer: |request, _, answer| release_forgets(request, answer, "Attributes"),
             ..Self::NONE
         },
         Self {
@@ -171,14 +175,8 @@ impl Plant {
         }
     }
 
-    pub(crate) fn answer(&self, operation: &str, request: &Value, status: &mut u16, answer: &mut Value) {
+    pub(crate) fn answer(&self, operation: &str, request: &Value, status: u16, answer: &mut Value) {
         (self.answer)(&Request::parse(operation, request), status, answer);
-    }
-}
-
-fn acquire_ignores_end(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        acquire.loosen_only(LEASE_END, Comparison::LessOrEqual);
     }
 }
 
@@ -191,88 +189,7 @@ fn no_skew(request: &mut Request) {
     }
 }
 
-fn later_end(request: &mut Request, millis: u64) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        acquire.change(LEASE_END, |end| end + millis);
-    }
-}
-
-fn release_without_owner(request: &mut Request) {
-    if let Some(release) = request.update_for(Purpose::Release) {
-        release.loosen("owner");
-        release.loosen("fence");
-        release.ignore("sequence");
-    }
-}
-
-fn renew_without_condition(request: &mut Request) {
-    if let Some(renew) = request.update_for(Purpose::Renew) {
-        for attribute in ["owner", "fence", LEASE_END] {
-            renew.loosen(attribute);
-        }
-        renew.ignore("sequence");
-    }
-}
-
-fn numbers_ignored(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        acquire.ignore("fence");
-    }
-}
-
-fn foreign_owner(request: &Request, status: &mut u16, answer: &mut Value) {
-    let Some(acquire) = request.update().filter(|update| update.purpose == Purpose::Acquire) else { return };
-    if *status == 400 && answer["Item"]["owner"]["S"] == *acquire.owner {
-        answer["Item"]["owner"] = json!({ "S": "someone else" });
-    }
-}
-
-fn one_more(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        acquire.rewrite(|term| {
-            if let Condition::Between(path, _, most) = term
-                && path.name() == "permits"
-            {
-                *most = Operand::number(most.number_in(&Value::Null).unwrap() + 1);
-            }
-        });
-    }
-}
-
-fn half_acquired(request: &mut Request) {
-    if request.is_transaction_for(Purpose::Acquire) {
-        request.writes.truncate(request.writes.len().div_ceil(2));
-    }
-}
-
-fn takeover_unread(request: &mut Request) {
-    if let Some(takeover) = request.update_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
-        takeover.rewrite(|term| match term {
-            Condition::BeginsWith(path, _) => *term = Condition::Exists(path.clone()),
-            Condition::Compare(path, Comparison::Equal, _) if ["owner", "fence"].contains(&path.name()) => {
-                *term = Condition::Exists(path.clone());
-            }
-            _ => {}
-        });
-    }
-}
-
-fn takeover_keeps_fence(request: &mut Request) {
-    if let Some(takeover) = request.update_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
-        let seen = takeover.equals("fence").unwrap();
-        takeover.change("fence", |_| seen);
-    }
-}
-
-fn completion_without_condition(request: &mut Request) {
-    for completion in request.items_for(Purpose::Complete) {
-        completion.loosen("owner");
-        completion.loosen("fence");
-        completion.loosen("status");
-    }
-}
-
-fn in_progress_replays(request: &Request, _: &mut u16, answer: &mut Value) {
+fn in_progress_replays(request: &Request, _: u16, answer: &mut Value) {
     let row = &mut answer["Item"];
     if request.is_update_for(Purpose::Acquire) && row["status"]["S"] == "INPROGRESS" {
         row["status"] = json!({ "S": "COMPLETED" });
@@ -280,42 +197,9 @@ fn in_progress_replays(request: &Request, _: &mut u16, answer: &mut Value) {
     }
 }
 
-fn acquire_ignores_window(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        acquire.loosen("expiration");
-    }
-}
-
-fn half_an_interval(request: &mut Request) {
-    if let Some(Operand::Plus(_, interval)) = request.update_for(Purpose::Call).map(|call| call.set_mut(DUE)) {
-        **interval = Operand::number(interval.number_in(&Value::Null).unwrap() / 2);
-    }
-}
-
-fn given_the_past(request: &Request, status: &mut u16, answer: &mut Value) {
-    if request.is_update_for(Purpose::Call) && *status == 200 {
-        answer["Attributes"][DUE] = json!({ "N": "1" });
-    }
-}
-
-fn asks_anybody(request: &mut Request) {
-    if let Some(ask) = request.update_for(Purpose::Ask) {
-        ask.loosen("fence");
-        ask.loosen(LEASE_END);
-    }
-}
-
-fn release_forgets(request: &Request, _: &mut u16, answer: &mut Value) {
-    if request.is_update_for(Purpose::Release)
-        && let Some(row) = answer["Attributes"].as_object_mut()
-    {
-        row.remove(ASKED);
-    }
-}
-
-fn release_imagines(request: &Request, status: &mut u16, answer: &mut Value) {
+fn release_imagines(request: &Request, status: u16, answer: &mut Value) {
     if let Some(release) = request.update().filter(|update| update.purpose == Purpose::Release)
-        && *status == 200
+        && status == 200
         && let Some(own) = release.compared("fence")
     {
         answer["Attributes"][ASKED] = json!({ "N": own.to_string() });

@@ -261,14 +261,12 @@ impl State {
         }
         self.place.sign(&mut request, &body).await;
         let answer = self.client.request(request).await.map_err(io::Error::other)?;
-        let mut status = answer.status();
+        let status = answer.status();
         let mut body = answer.into_body().collect().await.map_err(io::Error::other)?.to_bytes();
         if let Some((plant, request)) = planted {
             let mut answer = serde_json::from_slice(&body)?;
-            let mut code = status.as_u16();
-            plant.answer(&operation, &request, &mut code, &mut answer);
-            (status, body) =
-                (StatusCode::from_u16(code).map_err(io::Error::other)?, Bytes::from(serde_json::to_vec(&answer)?));
+            plant.answer(&operation, &request, status.as_u16(), &mut answer);
+            body = Bytes::from(serde_json::to_vec(&answer)?);
         }
         self.trace.answered(number, status, &body);
         respond(status, body)

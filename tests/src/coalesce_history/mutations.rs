@@ -1,12 +1,11 @@
 //! Deliberate mistakes in coalescing, which the histories must catch.
 
-use lambda_lock::embedded::Answer;
 use serde_json::json;
 
 use crate::guarantee::AGAIN;
 use crate::history::Mutation;
-use crate::history::mutation::takeovers;
-use crate::request::{ASKED, Purpose, Request};
+use crate::request::mistakes::{asks_anybody, release_forgets, takeovers};
+use crate::request::{ASKED, Purpose};
 
 /// The mistakes, and the violation that each causes.
 pub const MUTATIONS: [Mutation; 8] = [
@@ -14,12 +13,7 @@ pub const MUTATIONS: [Mutation; 8] = [
         name: "work is left to a holder that has released",
         breaks: AGAIN,
         is_common: true,
-        request: |request| {
-            if let Some(ask) = request.update_for(Purpose::Ask) {
-                ask.loosen("fence");
-                ask.loosen("in_progress_expiration");
-            }
-        },
+        request: asks_anybody,
         ..Mutation::NONE
     },
     Mutation {
@@ -48,7 +42,7 @@ pub const MUTATIONS: [Mutation; 8] = [
         name: "a release does not see what was left",
         breaks: "does not know",
         is_common: true,
-        answer: |request, answer| forget(request, answer, "Attributes"),
+        answer: |request, answer| release_forgets(request, &mut answer.body, "Attributes"),
         ..Mutation::NONE
     },
     Mutation {
@@ -67,7 +61,7 @@ pub const MUTATIONS: [Mutation; 8] = [
     Mutation {
         name: "a repeated release does not see what was left",
         breaks: "does not know",
-        answer: |request, answer| forget(request, answer, "Item"),
+        answer: |request, answer| release_forgets(request, &mut answer.body, "Item"),
         ..Mutation::NONE
     },
     Mutation {
@@ -94,11 +88,3 @@ pub const MUTATIONS: [Mutation; 8] = [
         ..Mutation::NONE
     },
 ];
-
-fn forget(request: &Request, answer: &mut Answer, row: &str) {
-    if request.is_update_for(Purpose::Release)
-        && let Some(row) = answer.body[row].as_object_mut()
-    {
-        row.remove(ASKED);
-    }
-}

@@ -1,8 +1,7 @@
 //! The frame of every history: from the first draw of its seed to its outcome.
 
-use std::fmt::Debug;
 use std::future::{pending, ready};
-use std::ops::RangeInclusive;
+use std::ops::{Deref, RangeInclusive};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,18 +12,54 @@ use super::book::{Book, Observe, Observer};
 use super::stage::{self, Network, Stage};
 use super::{Mutation, Outcome};
 
-/// The part of a history that all its tasks share, and what differs from one kind of history to the next.
-pub(crate) trait History: Debug + Send + Sync + Sized + 'static {
+/// The part of a history that all its tasks share: its stage, its ledger, and what only its kind has.
+pub(crate) struct Set<K: Observe, O = ()> {
+    pub(crate) stage: Stage,
+    pub(crate) ledger: Arc<Book<K>>,
+    pub(crate) own: O,
+}
+
+impl<K: Observe, O> Set<K, O> {
+    pub(crate) fn new(stage: Stage, kept: K, own: O) -> Self {
+        Self { ledger: Arc::new(Book::new(&stage, kept)), stage, own }
+    }
+}
+
+impl<K: Observe, O> Deref for Set<K, O> {
+    type Target = O;
+
+    fn deref(&self) -> &O {
+        &self.own
+    }
+}
+
+/// A [`Set`] of any kind.
+pub(crate) trait AnySet {
     type Kept: Observe;
-
-    /// How late a request can arrive: AWS accepts its signature for 5 minutes.
-    const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
-
-    fn set(seed: u64, stage: Stage, random: &mut Rng) -> Self;
 
     fn stage(&self) -> &Stage;
 
     fn ledger(&self) -> &Arc<Book<Self::Kept>>;
+}
+
+impl<K: Observe, O> AnySet for Set<K, O> {
+    type Kept = K;
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn ledger(&self) -> &Arc<Book<K>> {
+        &self.ledger
+    }
+}
+
+/// What differs from one kind of history to the next.
+pub(crate) trait History: AnySet + Send + Sync + Sized + 'static {
+    /// How late a request can arrive: AWS accepts its signature for 5 minutes.
+    const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
+
+    fn set(seed: u64, stage: Stage, random: &mut Rng) -> Self;
 
     /// A host whose requests the ledger sees.
     fn host(&self, random: &mut Rng, network: Network) -> Host {
@@ -60,7 +95,7 @@ pub(crate) trait History: Debug + Send + Sync + Sized + 'static {
 }
 
 /// What the ledger of a history counts.
-type Counts<H> = <<H as History>::Kept as Observe>::Counts;
+type Counts<H> = <<H as AnySet>::Kept as Observe>::Counts;
 
 /// Runs the history of a seed, with the protocol or with a mutation of it.
 pub(crate) fn run<H: History>(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts<H>> {

@@ -9,6 +9,10 @@ use serde_json::{Value, json};
 
 use crate::guarantee::{FENCES, FREED, HOLDERS, ITSELF, ORDER, OWNERS, WITHDRAWN};
 use crate::request::expression::{Comparison, Condition, Operand, Path};
+use crate::request::mistakes::{
+    acquire_ignores_end, foreign_owner, numbers_ignored, release_without_owner, renew_without_condition,
+    takeover_keeps_fence, takeover_unread, takeovers,
+};
 use crate::request::{LEASE_END, PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, either, identity_of};
 
 /// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, Lambda by
@@ -230,44 +234,14 @@ pub(crate) fn ignore(request: &mut Request, purpose: Purpose, attribute: &str) {
     }
 }
 
-/// Makes the comparisons of this attribute hold in updates that are for this.
-pub(crate) fn loosen(request: &mut Request, purpose: Purpose, attribute: &str) {
-    if let Some(update) = request.update_for(purpose) {
-        update.loosen(attribute);
-    }
-}
-
 pub(crate) fn foreign_nonce(request: &Request, answer: &mut Answer) {
-    let Some(acquire) = request.update().filter(|update| update.purpose == Purpose::Acquire) else { return };
-    if answer.status == 400 && answer.body["Item"]["owner"]["S"] == *acquire.owner {
-        answer.body["Item"]["owner"] = json!({ "S": "someone else" });
-    }
-}
-
-fn release_without_owner(request: &mut Request) {
-    if let Some(release) = request.update_for(Purpose::Release) {
-        release.loosen("owner");
-        release.loosen("fence");
-        release.ignore("sequence");
-    }
+    foreign_owner(request, answer.status, &mut answer.body);
 }
 
 fn fence_stands_still(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
         acquire.ignore("fence");
         *acquire.set_mut("fence") = Operand::number(17);
-    }
-}
-
-fn numbers_ignored(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        acquire.ignore("fence");
-    }
-}
-
-pub(crate) fn acquire_ignores_end(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire).filter(|acquire| !acquire.is_takeover()) {
-        acquire.loosen_only(LEASE_END, Comparison::LessOrEqual);
     }
 }
 
@@ -280,15 +254,6 @@ fn no_skew(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
         let skew = skew_in(acquire.text("holder"));
         acquire.change(LEASE_END, |end| end - skew);
-    }
-}
-
-fn renew_without_condition(request: &mut Request) {
-    if let Some(renew) = request.update_for(Purpose::Renew) {
-        for attribute in ["owner", "fence", LEASE_END] {
-            renew.loosen(attribute);
-        }
-        renew.ignore("sequence");
     }
 }
 
@@ -359,24 +324,6 @@ fn forced_leaves_number(request: &mut Request) {
     }
 }
 
-pub(crate) fn takeovers(request: &mut Request) -> impl Iterator<Item = &mut Write> {
-    request.writes_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover())
-}
-
-/// A takeover does not compare these attributes with what it saw, or was told.
-pub(crate) fn takeover_unread(request: &mut Request, attributes: &[&str]) {
-    for takeover in takeovers(request) {
-        let is_unread = |path: &Path| attributes.contains(&path.name());
-        takeover.rewrite(|term| match term {
-            Condition::BeginsWith(path, _) if is_unread(path) => *term = Condition::Exists(path.clone()),
-            Condition::Compare(path, Comparison::Equal, seen) if is_unread(path) => {
-                *term = either(path, Comparison::Equal, seen);
-            }
-            _ => {}
-        });
-    }
-}
-
 pub(crate) fn takeover_of_ended(request: &mut Request) {
     for takeover in takeovers(request) {
         takeover.ignore(if takeover.is_of_permit() { PERMIT_LEASE_END } else { LEASE_END });
@@ -387,13 +334,6 @@ pub(crate) fn takeover_of_ended(request: &mut Request) {
 fn takeover_of_released(request: &mut Request) {
     for takeover in takeovers(request).filter(|takeover| takeover.mentions("released")) {
         takeover.ignore("released");
-    }
-}
-
-fn takeover_keeps_fence(request: &mut Request) {
-    for takeover in takeovers(request) {
-        let seen = takeover.equals("fence").unwrap();
-        takeover.change("fence", |_| seen);
     }
 }
 

@@ -3,9 +3,12 @@ use serde_json::{Value, json};
 
 use crate::guarantee::{ONCE, REPLIES};
 use crate::history::Mutation;
-use crate::history::mutation::{acquire_ignores_end, foreign_nonce, loosen};
+use crate::history::mutation::foreign_nonce;
 use crate::request::expression::{Condition, Operand, Path};
-use crate::request::{LEASE_END, Purpose, Request};
+use crate::request::mistakes::{
+    acquire_ignores_end, acquire_ignores_window, lease_too_long, loosen, transaction_without_condition,
+};
+use crate::request::{Purpose, Request};
 
 /// Deliberate mistakes in the protocol of idempotency, which the histories must catch.
 pub const MUTATIONS: [Mutation; 14] = [
@@ -111,10 +114,6 @@ fn unchecked(request: &mut Request, purpose: Purpose) {
     }
 }
 
-pub(crate) fn acquire_ignores_window(request: &mut Request) {
-    loosen(request, Purpose::Acquire, "expiration");
-}
-
 /// Shows another row to an acquire that a row with this status refuses.
 fn show(request: &Request, answer: &mut Answer, status: &str, change: impl FnOnce(&mut Value)) {
     let row = &mut answer.body["Item"];
@@ -150,14 +149,6 @@ fn reject_forgets_unfinished(request: &mut Request) {
     }
 }
 
-fn transaction_without_condition(request: &mut Request) {
-    for completion in request.items_for(Purpose::Complete) {
-        completion.loosen("owner");
-        completion.loosen("fence");
-        completion.loosen("status");
-    }
-}
-
 fn transaction_without_completion(request: &mut Request) {
     if request.is_transaction {
         request.writes.remove(0);
@@ -167,11 +158,5 @@ fn transaction_without_completion(request: &mut Request) {
 fn window_cut_short(request: &mut Request) {
     if let Some(completion) = request.update_for(Purpose::Complete) {
         completion.change("expiration", |end| end - 5);
-    }
-}
-
-fn lease_too_long(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        acquire.change(LEASE_END, |end| end + 600_000);
     }
 }

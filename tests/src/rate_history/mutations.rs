@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::guarantee::{SERVED, TIMES};
 use crate::history::Mutation;
 use crate::request::expression::{Condition, Operand};
+use crate::request::mistakes::{given_the_past, half_an_interval};
 use crate::request::{DUE, Purpose, Request, Write};
 
 /// The mistakes, and the violation that each causes.
@@ -36,7 +37,7 @@ pub const MUTATIONS: [Mutation; 8] = [
         name: "a call that has to wait passes at once",
         breaks: "passes before it",
         is_common: true,
-        answer: given_the_past,
+        answer: |request, answer| given_the_past(request, answer.status, &mut answer.body),
         ..Mutation::NONE
     },
     Mutation {
@@ -57,12 +58,6 @@ pub const MUTATIONS: [Mutation; 8] = [
 
 fn call(request: &mut Request) -> Option<&mut Write> {
     request.update_for(Purpose::Call)
-}
-
-fn half_an_interval(request: &mut Request) {
-    if let Some(Operand::Plus(_, interval)) = call(request).map(|call| call.set_mut(DUE)) {
-        **interval = Operand::number(interval.number_in(&Value::Null).unwrap() / 2);
-    }
 }
 
 fn begins_early(request: &mut Request) {
@@ -95,12 +90,6 @@ fn between(request: &mut Request, change: impl Fn(&mut Operand, &mut Operand)) {
 
 fn follows(call: &Write) -> bool {
     matches!(call.sets(DUE), Some(Operand::Plus(..)))
-}
-
-fn given_the_past(request: &Request, answer: &mut Answer) {
-    if request.is_update_for(Purpose::Call) && answer.status == 200 {
-        answer.body["Attributes"][DUE] = json!({ "N": "1" });
-    }
 }
 
 fn refusal_is_a_pass(request: &Request, answer: &mut Answer) {

@@ -3,14 +3,13 @@
 use std::cell::RefCell;
 
 use lambda_lock::embedded::Answer;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::guarantee::{FENCES, FREED, HOLDERS, ITSELF, ORDER, OWNERS, READABLE, WITHDRAWN};
 use crate::history::Mutation;
-use crate::history::mutation::{
-    freed_unread, refused_release_succeeds, skew_in, takeover_leaves, takeover_of_ended, takeover_unread,
-};
+use crate::history::mutation::{freed_unread, refused_release_succeeds, skew_in, takeover_leaves, takeover_of_ended};
 use crate::request::expression::{Comparison, Condition, Operand, Path};
+use crate::request::mistakes::{one_more, takeover_unread};
 use crate::request::{
     PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, identity_of, permit_fence_of, permit_of,
 };
@@ -124,19 +123,6 @@ fn fence_stands_still(request: &mut Request) {
         let fence = acquire.set_mut("fence");
         let Operand::Plus(last, _) = fence else { panic!("{fence:?}") };
         *fence = (**last).clone();
-    }
-}
-
-/// One more than the number of permits that its caller allows.
-fn one_more(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire).filter(|acquire| !acquire.is_takeover()) {
-        acquire.rewrite(|term| {
-            if let Condition::Between(path, _, most) = term
-                && path.name() == "permits"
-            {
-                *most = Operand::number(most.number_in(&Value::Null).unwrap() + 1);
-            }
-        });
     }
 }
 

@@ -3,8 +3,9 @@ use serde_json::json;
 
 use crate::guarantee::{ALL_OR_NONE, FENCES, FREED, HOLDERS, ITSELF, OWNERS, REPEATED, WITHDRAWN};
 use crate::history::Mutation;
-use crate::history::mutation::{forced_unread, freed_unread, skew_in, takeover_unread};
+use crate::history::mutation::{forced_unread, freed_unread, skew_in};
 use crate::request::expression::{Comparison, Operand};
+use crate::request::mistakes::{halve, takeover_unread};
 use crate::request::{LEASE_END, Purpose, Request};
 
 /// Deliberate mistakes in the protocol of several keys, which the histories must catch.
@@ -92,12 +93,6 @@ pub const MUTATIONS: [Mutation; 15] = [
         ..Mutation::NONE
     },
 ];
-
-fn halve(request: &mut Request, purpose: Purpose) {
-    if request.is_transaction_for(purpose) {
-        request.writes.truncate(request.writes.len().div_ceil(2));
-    }
-}
 
 fn fence_repeats(request: &mut Request) {
     for acquire in request.items_for(Purpose::Acquire) {

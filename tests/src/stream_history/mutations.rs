@@ -5,8 +5,8 @@ use aws_lambda_events::streams::KinesisEventResponse;
 
 use crate::guarantee::ONCE;
 use crate::history::Mutation;
-use crate::history::mutation::acquire_ignores_end;
-use crate::idempotency_history::mutations::{acquire_ignores_window, completed_is_in_progress, in_progress_replays};
+use crate::idempotency_history::mutations::{completed_is_in_progress, in_progress_replays};
+use crate::request::mistakes::{acquire_ignores_end, acquire_ignores_window};
 
 /// Deliberate mistakes of a consumer of streams, which the histories must catch.
 pub const MUTATIONS: [Mutation; 12] = [
