@@ -1,8 +1,8 @@
-//! The time to process a batch in which each message runs once, in multiples of a request's latency.
+//! The time to process a batch in which each message runs once, in multiples of a request's latency, beside Powertools for
+//! AWS Lambda (TypeScript).
 //!
-//! The first part runs in virtual time. The second part compares with Powertools for AWS Lambda, in real time, on the
-//! DynamoDB that `LOCK_TEST_ENDPOINT` names; the sides take turns. `tests/src/powertools.rs` says what the second part
-//! needs, and when it is skipped. On DynamoDB Local, with Node 20 or later:
+//! In real time, on the DynamoDB that `LOCK_TEST_ENDPOINT` names; the sides take turns. `tests/src/powertools.rs` says what it
+//! needs. On DynamoDB Local, with Node 20 or later:
 //!
 //! ```sh
 //! python3 -m venv target/powertools
@@ -22,7 +22,7 @@ use std::time::Duration;
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord};
 use aws_sdk_dynamodb::config::{self, Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::embedded::{DynamoDb, Faults, Host};
+use lambda_lock::embedded::Host;
 use lambda_lock::lambda::SqsMessage;
 use lambda_lock::{Locks, SqsConsumer};
 use lambda_lock_tests::invocation::{Counter, invocation};
@@ -48,61 +48,37 @@ fn main() {
     // `cargo test` runs benchmarks with `--test`: then one round is enough.
     let is_test = env::args().any(|argument| argument == "--test");
     let (warm_up, rounds) = if is_test { (0, 1) } else { (10, 100) };
-    println!("\nbatch of {MESSAGES} messages");
-    in_virtual_time();
-    if let Ok(powertools) = Powertools::find() {
-        // On a separate thread, so that the work does not delay it.
-        let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(in_turns(&powertools, &network, warm_up, rounds));
+    match Powertools::find() {
+        Ok(powertools) => {
+            // On a separate thread, so that the work does not delay it.
+            let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(in_turns(&powertools, &network, warm_up, rounds));
+        }
+        Err(missing) => println!("{missing}"),
     }
 }
 
-/// Only ours, on a table whose only cost is the latency.
-fn in_virtual_time() {
-    // One way, in whole milliseconds, because tokio's timers round to them.
-    let way = Duration::from_millis(3);
-    let latency = 2 * way;
-    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    runtime.block_on(async {
-        let engine = DynamoDb::new().unwrap();
-        Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
-        let host = engine.host().faults(Faults::seeded(7).latency(way..way)).build();
-        let mut consumer = Consumer::new(host, "locks");
-        println!("\nin virtual time; one request after the other takes {} times the latency", 2 * MESSAGES);
-        let batch = batch();
-        for delivery in DELIVERIES {
-            let sent = consumer.host.requests();
-            let (took, _) = consumer.work_on(&batch).await;
-            let (times, requests) = (took / latency.as_secs_f64(), consumer.host.requests() - sent);
-            println!("{delivery}: {times:.2} times the latency, {requests} requests");
-        }
-    });
-}
-
-/// All three sides, on a DynamoDB with an additional latency of `LATENCY`.
+/// Both sides, on a DynamoDB with an additional latency of `LATENCY`.
 async fn in_turns(powertools: &Powertools, network: &Runtime, warm_up: usize, rounds: usize) {
     let world = World::new().await;
     let detour = Detour::start(powertools.endpoint(), network).await;
     let consumer = Consumer::new(detour.host(), &world.table);
     let (host, client) = (consumer.host.clone(), consumer.host.client());
-    let worker = |language| Side::Theirs(Box::new(Worker::start(powertools, language, &world, &detour)));
-    let mut sides = [
-        ("SqsConsumer", Side::Ours(consumer)),
-        ("Powertools for TypeScript", worker(Language::TypeScript)),
-        ("Powertools for Python", worker(Language::Python)),
-    ];
+    let worker = Worker::start(powertools, &world, &detour);
+    let mut sides =
+        [("SqsConsumer", Side::Ours(consumer)), ("Powertools for TypeScript", Side::Theirs(Box::new(worker)))];
     let mut bare = Vec::new();
     // By side and delivery.
-    let mut times = [(); 3].map(|()| [(); 2].map(|()| Vec::new()));
-    let mut requests = [[0; 2]; 3];
+    let mut times = [(); 2].map(|()| [(); 2].map(|()| Vec::new()));
+    let mut requests = [[0; 2]; 2];
     for round in 0..warm_up + rounds {
         let start = host.now();
         let read = client.get_item().table_name(&world.table).key("id", AttributeValue::S("none".to_owned()));
         read.send().await.unwrap();
         bare.push(host.now().duration_since(start).unwrap().as_secs_f64());
         // The side that goes first alternates too.
-        for index in (round..round + 3).map(|index| index % 3) {
+        for index in [round % 2, (round + 1) % 2] {
             let (name, side) = &mut sides[index];
             let batch = batch();
             for (delivery, expected) in [MESSAGES, 0].into_iter().enumerate() {
@@ -117,7 +93,7 @@ async fn in_turns(powertools: &Powertools, network: &Runtime, warm_up: usize, ro
 
     let multiple = |seconds: f64| seconds / LATENCY.as_secs_f64();
     let bare = median(bare.split_off(warm_up));
-    println!("\nbeside Powertools, with {LATENCY:?} added to each request, in turns, medians of {rounds}");
+    println!("\nbatch of {MESSAGES} messages, with {LATENCY:?} added to each request, in turns, medians of {rounds}");
     println!("one GetItem takes {:.2} ms, {:.2} times the latency\n", bare * 1e3, multiple(bare));
     println!("{:<26}{:^44}{:^44}", "", DELIVERIES[0], DELIVERIES[1]);
     let columns = ["ms", "x latency", "x ours", "requests"].map(|title| format!("{title:>11}")).concat();
@@ -191,7 +167,7 @@ impl Consumer {
     }
 }
 
-/// Powertools: `tests/interop/batch.py` or `batch.mjs`, which measures its own time.
+/// Powertools: `tests/interop/batch.mjs`, which measures its own time.
 struct Worker {
     _process: Child,
     batches: ChildStdin,
@@ -199,8 +175,8 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(powertools: &Powertools, language: Language, world: &World, detour: &Detour) -> Self {
-        let mut script = powertools.script(language, "batch", world);
+    fn start(powertools: &Powertools, world: &World, detour: &Detour) -> Self {
+        let mut script = powertools.script(Language::TypeScript, "batch", world);
         script.env("AWS_ENDPOINT_URL", &detour.endpoint).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = script.spawn().unwrap();
         let (batches, answers) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());

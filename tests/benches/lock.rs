@@ -1,64 +1,97 @@
 //! The cost of a lock, compared with the same two requests from the bare SDK.
 //!
-//! A table follows criterion's figures, with the ratios of `lambda-lock` to the bare SDK. The two take turns in one run, so
-//! that load on the machine slows both.
-//!
-//! `LOCK_PROFILE=ours` and `LOCK_PROFILE=bare` repeat the client's part alone, for a profiler:
-//!
-//! ```sh
-//! LOCK_PROFILE=ours valgrind --tool=callgrind target/release/deps/lock-… # the file that `--no-run` names
-//! ```
+//! Prints the ratios of `lambda-lock` to the bare SDK. The two take turns in one run, so that load on the machine slows both.
 
-mod measure;
-
+use std::alloc::System;
 use std::env;
 use std::hint::black_box;
-use std::time::Duration;
+use std::str;
+use std::time::{Duration, Instant};
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::{self, Region};
 use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
-use criterion::Criterion;
+use aws_smithy_runtime_api::client::http::{
+    HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
+};
+use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_types::body::SdkBody;
 use lambda_lock::Locks;
 use lambda_lock::embedded::{DynamoDb, Host};
-use tokio::runtime::{Builder, Runtime};
-
-use measure::canned::canned;
-use measure::{compare, print_header};
+use lambda_lock_tests::median;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use tokio::runtime::Builder;
 
 const TABLE: &str = "locks";
 
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
 fn main() {
+    // With `--test`, it only has to run.
+    let pairs = if env::args().any(|argument| argument == "--test") { 2 } else { 5_000 };
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    if let Some(side) = env::var_os("LOCK_PROFILE") {
-        return runtime.block_on(repeat(side == "bare"));
-    }
-    let mut criterion = Criterion::default().configure_from_args();
-    let embedded = runtime.block_on(Sides::embedded());
-    let mut group = criterion.benchmark_group("acquire and release");
-    group.bench_function("lambda-lock", |bench| bench.to_async(&runtime).iter(|| embedded.acquire_and_release()));
-    group.bench_function("bare SDK", |bench| bench.to_async(&runtime).iter(|| embedded.bare_acquire_and_release()));
-    group.finish();
-    let mut group = criterion.benchmark_group("refusal");
-    group.bench_function("lambda-lock", |bench| bench.to_async(&runtime).iter(|| embedded.refusal()));
-    group.bench_function("bare SDK", |bench| bench.to_async(&runtime).iter(|| embedded.bare_refusal()));
-    group.finish();
-    criterion.final_summary();
-    // With `--test`, criterion runs each benchmark once. The table is then short too.
-    let trial = env::args().any(|argument| argument == "--test");
-    print_costs(&runtime, &embedded, if trial { 2 } else { 5_000 });
+    runtime.block_on(async {
+        println!("{:<44}{:>10}{:>10}{:>8}{:>14}{:>8}", "", "ours", "bare SDK", "ratio", "allocations", "ratio");
+        compare("acquire and release, embedded engine", &Sides::embedded().await, pairs).await;
+        compare("acquire and release, canned answers", &Sides::canned(), pairs).await;
+    });
 }
 
-/// Acquires and releases with prepared answers, again and again.
-async fn repeat(is_bare: bool) {
-    let canned = Sides::canned();
-    for _ in 0..3000 {
-        if is_bare {
-            canned.bare_acquire_and_release().await;
+/// Prints one line: medians of time, and the median of the pairs' ratios.
+#[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+async fn compare(name: &str, sides: &Sides, pairs: usize) {
+    let (ours, bare) = (async || sides.acquire_and_release().await, async || sides.bare_acquire_and_release().await);
+    let (mut our_times, mut bare_times, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for pair in 0..pairs {
+        // The side that goes first alternates too.
+        let (our_time, bare_time) = if pair % 2 == 0 {
+            let our_time = time(&ours).await;
+            (our_time, time(&bare).await)
         } else {
-            canned.acquire_and_release().await;
-        }
+            let bare_time = time(&bare).await;
+            (time(&ours).await, bare_time)
+        };
+        our_times.push(our_time);
+        bare_times.push(bare_time);
+        ratios.push(our_time / bare_time);
     }
+    let (our_allocations, bare_allocations) = (allocations(&ours).await as f64, allocations(&bare).await as f64);
+    println!(
+        "{name:<44}{:>7.1} µs{:>7.1} µs{:>8.3}{:>14}{:>8.3}",
+        median(our_times) * 1e6,
+        median(bare_times) * 1e6,
+        median(ratios),
+        format!("{our_allocations}/{bare_allocations}"),
+        our_allocations / bare_allocations
+    );
+}
+
+/// Returns the real time, which this benchmark measures.
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
+fn clock() -> Instant {
+    Instant::now()
+}
+
+async fn time(work: &impl AsyncFn()) -> f64 {
+    let start = clock();
+    work().await;
+    start.elapsed().as_secs_f64()
+}
+
+/// Returns the number of allocations: the median of some runs, because a map or a buffer grows occasionally.
+async fn allocations(work: &impl AsyncFn()) -> usize {
+    let mut counts = Vec::new();
+    for _ in 0..21 {
+        let measured = stats_alloc::Region::new(ALLOCATOR);
+        work().await;
+        let change = measured.change();
+        counts.push(change.allocations + change.reallocations);
+    }
+    counts.sort_unstable();
+    counts[counts.len() / 2]
 }
 
 /// The lock and the bare SDK, on the same client.
@@ -72,16 +105,13 @@ impl Sides {
     async fn embedded() -> Self {
         let sides = Self::on(DynamoDb::new().unwrap().host().build());
         sides.locks.create_table().await.unwrap();
-        let held = sides.locks.acquire("held").lease(Duration::from_hours(24)).await.unwrap();
-        // Leaked, so that it is not released.
-        Box::leak(Box::new(held));
         sides
     }
 
     /// Uses a DynamoDB with prepared answers, so that the benchmark measures the client.
     fn canned() -> Self {
-        // Answers an acquire with a row, and a release with an empty body.
-        Self::on(canned(|request| (200, if request.contains("attribute_not_exists") { ROW } else { "{}" })))
+        let config = config::Builder::new().region(Region::from_static("us-east-1")).allow_no_auth();
+        Self::on(Host::over(config.endpoint_url("http://canned.invalid"), Canned).build())
     }
 
     fn on(host: Host) -> Self {
@@ -95,26 +125,16 @@ impl Sides {
         lock.release().await.unwrap();
     }
 
-    async fn refusal(&self) {
-        let error = self.locks.acquire("held").await.unwrap_err();
-        assert!(black_box(error).is_held());
-    }
-
     async fn bare_acquire_and_release(&self) {
-        let (owner, own, acquire) = self.bare_acquire("bare");
+        let (owner, own, acquire) = self.bare_acquire();
         // The first acquire finds no row.
         let before = acquire.send().await.unwrap().attributes.unwrap_or_default();
         black_box(before.get("fence").map(|fence| fence.as_n().unwrap().parse::<u64>().unwrap()));
-        self.bare_release("bare", owner, own).send().await.unwrap();
-    }
-
-    async fn bare_refusal(&self) {
-        let refused = self.bare_acquire("held").2.send().await.unwrap_err();
-        assert!(black_box(refused.into_service_error()).is_conditional_check_failed_exception());
+        self.bare_release(owner, own).send().await.unwrap();
     }
 
     /// The request of `lambda-lock` to acquire.
-    fn bare_acquire(&self, key: &str) -> (String, u128, UpdateItemFluentBuilder) {
+    fn bare_acquire(&self) -> (String, u128, UpdateItemFluentBuilder) {
         let owner = format!("{:032x}", fastrand::u128(..));
         let now = self.now();
         let end = now + Duration::from_secs(31);
@@ -122,7 +142,7 @@ impl Sides {
             .client
             .update_item()
             .table_name(TABLE)
-            .key("id", string(key))
+            .key("id", string("bare"))
             .condition_expression(
                 "attribute_not_exists(#id) OR (NOT fence >= :fence AND NOT withdrawn >= :fence \
                  AND ((#status = :completed AND expiration <= :now_seconds) \
@@ -155,12 +175,12 @@ impl Sides {
     }
 
     /// The request of `lambda-lock` to release.
-    fn bare_release(&self, key: &str, owner: String, own: u128) -> UpdateItemFluentBuilder {
+    fn bare_release(&self, owner: String, own: u128) -> UpdateItemFluentBuilder {
         let now = self.now();
         self.client
             .update_item()
             .table_name(TABLE)
-            .key("id", string(key))
+            .key("id", string("bare"))
             .condition_expression(
                 "fence = :own AND #owner = :owner AND #status = :in_progress AND NOT #sequence >= :sequence",
             )
@@ -203,22 +223,20 @@ const ROW: &str = r#"{"Attributes":{"id":{"S":"ours"},"status":{"S":"INPROGRESS"
     "fence":{"N":"1790000000000000"},"acquired_at":{"N":"1790000000000"},"expiration":{"N":"1790086431"},
     "in_progress_expiration":{"N":"1790000031000"},"hold":{"N":"5.250"},"hold_deviation":{"N":"1.050"}}}"#;
 
-fn print_costs(runtime: &Runtime, embedded: &Sides, pairs: usize) {
-    let canned = Sides::canned();
-    print_header();
-    runtime.block_on(async {
-        let ours = async || embedded.acquire_and_release().await;
-        let bare = async || embedded.bare_acquire_and_release().await;
-        compare("acquire and release, embedded engine", ours, bare, pairs).await;
-        let ours = async || canned.acquire_and_release().await;
-        let bare = async || canned.bare_acquire_and_release().await;
-        compare("acquire and release, canned answers", ours, bare, pairs).await;
-        compare(
-            "refusal, embedded engine",
-            async || embedded.refusal().await,
-            async || embedded.bare_refusal().await,
-            pairs,
-        )
-        .await;
-    });
+/// A DynamoDB that answers an acquire with a row, and a release with an empty body.
+#[derive(Debug)]
+struct Canned;
+
+impl HttpClient for Canned {
+    fn http_connector(&self, _: &HttpConnectorSettings, _: &RuntimeComponents) -> SharedHttpConnector {
+        SharedHttpConnector::new(Self)
+    }
+}
+
+impl HttpConnector for Canned {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let request = str::from_utf8(request.body().bytes().unwrap()).unwrap();
+        let body = if request.contains("attribute_not_exists") { ROW } else { "{}" };
+        HttpConnectorFuture::ready(Ok(HttpResponse::new(200_u16.try_into().unwrap(), SdkBody::from(body))))
+    }
 }

@@ -1,5 +1,8 @@
 // Processes batches of SQS messages, each message once, with Powertools for AWS Lambda (TypeScript): `BatchProcessor` with
-// `makeIdempotent`. See `batch.py` for details.
+// `makeIdempotent`.
+//
+// Each line of the input is an event as Lambda sends it, `{"Records": [...]}`. Each line of the output has the time and the
+// number of messages that ran: `{"ms": 12.5, "ran": 10}`. The environment variables are those of `orders.py`.
 import assert from 'node:assert';
 import { writeSync } from 'node:fs';
 import { createInterface } from 'node:readline';

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::scene::{Contended, Fault, Hold, Scene, Shares, Way, request_time};
+use lambda_lock::Wait;
+
+use crate::scene::{Contended, Fault, Hold, REQUEST, Scene, Shares};
 
 const STYLE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/pictures/style.css"));
 const WAITERS: u32 = 24;
@@ -18,7 +20,7 @@ const TOP: f64 = 112.0;
 const PANEL: f64 = 86.0 + ROW * WAITERS as f64;
 
 /// Draws a run of each way, below each other and to the same scale.
-pub(crate) fn draw(ways: [(&str, Way); 2]) -> String {
+pub(crate) fn draw(ways: [(&str, Wait); 2]) -> String {
     let scene = Scene {
         contended: Contended::Key,
         waiters: WAITERS,
@@ -27,14 +29,14 @@ pub(crate) fn draw(ways: [(&str, Way); 2]) -> String {
         is_known: true,
         fault: Fault::None,
     };
-    let runs = ways.map(|(name, way)| (name, scene.play(way, 1)));
+    let runs = ways.map(|(name, wait)| (name, scene.play(wait, 1)));
     let end = runs.iter().map(|(_, shares)| shares.total).max().unwrap_or_default();
     let mut picture = Picture { svg: String::new(), scale: (RIGHT - LEFT) / end.as_secs_f64() };
     picture.text(LEFT, 28.0, "head", &format!("{WAITERS} invocations want one key"));
     let facts = format!(
         "They come {} ms apart. Each holds the key for {} ms.",
         APART.as_millis(),
-        (HOLD + request_time()).as_millis()
+        (HOLD + REQUEST).as_millis()
     );
     picture.text(LEFT, 48.0, "small", &facts);
     for (x, class, meaning) in
