@@ -11,9 +11,7 @@ use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use futures_util::FutureExt;
 use lambda_example::telemetry::{self, Collector};
-use lambda_example::{
-    Orders, Payment, Payments, ReportRequest, Reports, Simulation, nightly_report, order_api, payment_queue,
-};
+use lambda_example::{Orders, Payment, Payments, Simulation, order_api, payment_queue};
 use lambda_lock::embedded::Host;
 use lambda_lock::http::Caller;
 use lambda_lock::{Locks, metrics};
@@ -134,26 +132,6 @@ fn counts<const COUNTS: usize>(counts: [(&str, u64); COUNTS]) -> BTreeMap<String
 /// A lock that was acquired and released.
 const HELD_ONCE: [(&str, u64); 5] =
     [("acquired", 1), ("acquire_time", 1), ("released", 1), ("release_time", 1), ("hold_time", 1)];
-
-#[tokio::test]
-async fn a_report_exports_its_lock_and_a_skipped_report_its_refusal() {
-    let stage = Stage::new().await;
-    let (host, locks) = stage.environment();
-    let reports = Reports::new(host.client(), &stage.world.table, PREFIX);
-    let function = stage.exporting(nightly_report(locks, reports, Simulation::On));
-    let invoke = async |gathering_ms| {
-        let request = ReportRequest { report: "sales".to_owned(), gathering_ms, panics: false };
-        let mut event = invocation(&host, request);
-        event.context.request_id = format!("request-{gathering_ms}");
-        function.clone().oneshot(event).await.unwrap();
-        stage.exported()
-    };
-    assert_eq!(invoke(0).await, counts(HELD_ONCE));
-
-    let (written, skipped) = tokio::join!(biased; invoke(500), invoke(0));
-    assert_eq!(skipped, counts([("acquired", 1), ("acquire_time", 1), ("refused reason=held", 1)]));
-    assert_eq!(written, counts([("released", 1), ("release_time", 1), ("hold_time", 1)]));
-}
 
 #[tokio::test]
 async fn an_order_exports_its_record_its_replays_and_its_refusals() {

@@ -185,14 +185,6 @@ async fn records_without_a_key_are_a_lane_of_their_partition() {
 }
 
 #[tokio::test]
-async fn by_offset_has_cluster_partition_offset_and_timestamp_in_its_key() {
-    let (world, host, consumer, till) = environment().await;
-    assert!(deliver(&consumer, &till, &host, records([(None, "Done")])).await.is_empty());
-    let row = world.row(&row_of(1)).await.unwrap();
-    assert_eq!(row["status"].as_s().unwrap(), "COMPLETED");
-}
-
-#[tokio::test]
 async fn an_offset_of_another_partition_topic_cluster_or_time_is_another_record() {
     let (_world, host, consumer, till) = environment().await;
     let one = record(FIRST, 1, None, "Done");

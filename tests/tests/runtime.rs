@@ -10,7 +10,7 @@ use lambda_lock_tests::runtime_api::{Lambda, TOO_LONG};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -162,39 +162,6 @@ async fn one_of_four_concurrent_invocations_runs() {
     // Each refusal names the invocation that holds the key.
     let holder = format!("held by function {winner} stream until");
     assert!(outcomes.values().all(|message| message.contains(&holder)), "{outcomes:?}");
-}
-
-#[tokio::test]
-async fn concurrent_invocations_with_different_keys_all_run() {
-    let mut lambda = Lambda::start().await;
-    let _environment = concurrent_environment(&lambda);
-    let gate = Gate::new().await;
-    for key in ["a", "b", "c", "d"] {
-        lambda.send(key, gate.wait_here(key));
-    }
-    let mut running = Vec::new();
-    for _ in 0..4 {
-        running.push(gate.arrival().await);
-    }
-    for mut handler in running {
-        handler.shutdown().await.unwrap();
-    }
-    let mut owners = Vec::new();
-    for _ in 0..4 {
-        owners.push(lambda.next_outcome().await.1.answer()["owner"].as_str().unwrap().to_owned());
-    }
-    owners.sort_unstable();
-    owners.dedup();
-    assert_eq!(owners.len(), 4, "a nonce for each: {owners:?}");
-}
-
-#[tokio::test]
-async fn the_key_is_free_after_a_concurrent_invocation() {
-    let mut lambda = Lambda::start().await;
-    let _environment = concurrent_environment(&lambda);
-    for id in ["a", "b", "c"] {
-        lambda.invoke(id, returning("job")).await.answer();
-    }
 }
 
 #[tokio::test]

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use lambda_lock::Locks;
-use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with};
-use lambda_lock_tests::till::Till;
 
 use crate::{
     PER_REFUSAL, PER_RUN, Plain, Tested, by_payment, deliver, deliver_texts, environment, invoke, ms, payment, row_of,
@@ -17,13 +15,6 @@ pub(crate) async fn an_empty_batch_sends_nothing<S: Tested>() {
         assert!(S::deliver(&consumer, invocation(&host, empty), &till, |_| ()).await.is_empty());
     }
     assert_eq!(host.requests(), 0);
-}
-
-pub(crate) async fn a_batch_sends_two_requests_for_each_item<S: Tested>() {
-    let (_world, host, consumer, till) = environment::<S>().await;
-    assert!(deliver(&consumer, &host, &till, &[("a", "Done"), ("b", "Done"), ("a", "Done")]).await.is_empty());
-    assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
-    assert_eq!(host.requests(), 3 * PER_RUN);
 }
 
 pub(crate) async fn the_answer_names_what_is_not_done<S: Tested>() {
@@ -46,26 +37,6 @@ pub(crate) async fn an_item_that_is_done_does_not_run_again_and_sends_one_reques
     assert_eq!(deliver(&consumer, &elsewhere, &till, &four).await, S::named(["2"]));
     assert_eq!(till.ran_in_any_order(), ["1", "2", "2", "3", "4"]);
     assert_eq!(elsewhere.requests(), 2 * PER_RUN + 2 * PER_REFUSAL);
-}
-
-pub(crate) async fn a_failed_item_runs_again<S: Tested>() {
-    let (_world, host, consumer, till) = environment::<S>().await;
-    for then in ["Declined", "Panic"] {
-        assert_eq!(deliver(&consumer, &host, &till, &[("a", then)]).await, S::named(["1"]));
-    }
-    for _ in 0..2 {
-        assert!(deliver(&consumer, &host, &till, &[("a", "Done")]).await.is_empty());
-    }
-    assert_eq!(till.ran(), ["1"; 3]);
-}
-
-pub(crate) async fn nothing_is_done_without_a_table<S: Tested>() {
-    let world = World::without_table();
-    let host = world.host().build();
-    let consumer = Plain::<S>::new(by_payment(&world.locks(&host).build().unwrap()));
-    let till = Till::default();
-    assert_eq!(deliver(&consumer, &host, &till, &[("a", "Done"), ("b", "Done")]).await, S::named(["1", "2"]));
-    assert!(till.ran().is_empty());
 }
 
 pub(crate) async fn an_unreadable_item_is_not_done_and_sends_nothing<S: Tested>() {
@@ -117,11 +88,4 @@ pub(crate) async fn an_invocation_answers_if_an_item_is_done_or_in_progress_or_n
     let late = invocation(&host, S::event(&payments));
     host.advance_clock(Duration::from_secs(31));
     assert_eq!(S::invoke(&consumer, late, &till, |_| ()).await.unwrap(), S::named(["1", "2"]));
-}
-
-pub(crate) async fn a_consumer_can_answer_although_every_item_failed<S: Tested>() {
-    let (_world, host, consumer, till) = environment::<S>().await;
-    let consumer = consumer.fail_if_all_failed(false);
-    let payments = [("a", "Declined"), ("b", "Declined")];
-    assert_eq!(invoke(&consumer, &host, &till, &payments).await.unwrap(), S::named(["1", "2"]));
 }

@@ -60,16 +60,12 @@ rules! {
     every consumer [
         answers {
             an_empty_batch_sends_nothing
-            a_batch_sends_two_requests_for_each_item
             the_answer_names_what_is_not_done
             an_item_that_is_done_does_not_run_again_and_sends_one_request
-            a_failed_item_runs_again
-            nothing_is_done_without_a_table
             an_unreadable_item_is_not_done_and_sends_nothing
             an_invocation_fails_if_every_item_failed
             an_invocation_without_its_table_fails_with_the_message_of_dynamodb
             an_invocation_answers_if_an_item_is_done_or_in_progress_or_none_started
-            a_consumer_can_answer_although_every_item_failed
         }
         deadline {
             an_item_that_outlives_its_lease_is_cancelled_before_the_deadline

@@ -1,8 +1,5 @@
 //! The function `order-api`: each order is placed once.
 
-use std::collections::BTreeMap;
-
-use futures_util::stream::{self, StreamExt};
 use http::StatusCode;
 use lambda_example::Order;
 use serde_json::{Value, json};
@@ -34,53 +31,6 @@ pub(crate) async fn an_order_sent_three_times_is_placed_once(stack: &Stack) {
 
     let order: Order = serde_json::from_slice(&placed.body).unwrap();
     assert_eq!(stack.ids_of_orders().await, [format!("{STACK}-order-api#order#{}", order.id)]);
-}
-
-/// The keys, and the requests of each one that are sent at once and later.
-const KEYS: usize = 200;
-const AT_ONCE: usize = 3;
-const LATER: usize = 2;
-
-pub(crate) async fn a_thousand_requests_place_two_hundred_orders(stack: &Stack) {
-    let before = stack.ids_of_orders().await.len();
-    let api = &stack.http_api(STACK).await;
-    // The requests of one key alternate between the function URL and API Gateway.
-    let send = async |key: usize, nth: usize| {
-        let (name, body) = (format!("\"order {key}\""), json!({ "item": format!("item {key}"), "quantity": 1 }));
-        let answer = match nth % 2 {
-            0 => stack.order(Some(&name), &body).await,
-            _ => stack.order_through(api, &name, &body).await,
-        };
-        let is_replay = answer.headers.contains_key("idempotency-replayed");
-        (key, answer.status, answer.headers["content-type"].clone(), answer.body, is_replay)
-    };
-    let wave = async |requests: usize| -> Vec<_> {
-        let requests = (0..KEYS * requests).map(|index| send(index / requests, index % requests));
-        stream::iter(requests).buffer_unordered(8).collect().await
-    };
-
-    let mut placed = BTreeMap::new();
-    let mut first_answers = 0;
-    let at_once = wave(AT_ONCE).await;
-    assert_eq!(at_once.len(), KEYS * AT_ONCE);
-    for (key, status, content_type, body, is_replay) in at_once {
-        if status == StatusCode::CONFLICT {
-            assert_eq!(content_type, "application/problem+json");
-            continue;
-        }
-        assert_eq!((status, content_type.to_str().unwrap()), (StatusCode::CREATED, "application/json"), "{body:?}");
-        first_answers += usize::from(!is_replay);
-        assert_eq!(placed.entry(key).or_insert_with(|| body.clone()), &body);
-    }
-    assert_eq!((placed.len(), first_answers), (KEYS, KEYS));
-
-    let later = wave(LATER).await;
-    assert_eq!(later.len(), KEYS * LATER);
-    for (key, status, content_type, body, is_replay) in later {
-        assert_eq!((status, content_type.to_str().unwrap()), (StatusCode::CREATED, "application/json"), "{body:?}");
-        assert!(is_replay && body == placed[&key], "{key}: {body:?}");
-    }
-    assert_eq!(stack.ids_of_orders().await.len(), before + KEYS);
 }
 
 /// The stack must not have the parameter `Simulation`.

@@ -150,11 +150,6 @@ impl Stack {
         self.send(request).await
     }
 
-    /// Posts an order to API Gateway's API of this stack, signed.
-    pub(crate) async fn order_through(&self, api: &str, key: &str, body: &Value) -> HttpAnswer {
-        self.order_by(&credentials(), api, key, body).await
-    }
-
     /// Posts an order to API Gateway's API of this stack, signed with these credentials.
     pub(crate) async fn order_by(&self, signer: &Credentials, api: &str, key: &str, body: &Value) -> HttpAnswer {
         let mut request = Request::post(format!("http://{api}/orders"))

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Attempt, ErrorKind, Turn};
-use lambda_lock_tests::World;
+use lambda_lock::{Attempt, Error, ErrorKind, Lock, Turn};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use crate::claims::kept;
 use crate::rows::{QUEUE, differences};
 use crate::search::for_all;
-use crate::{KEY, LEASE, OTHER, SINCE_EPOCH, assert_one_line, in_virtual_time};
+use crate::{KEY, OTHER, SINCE_EPOCH, assert_one_line, in_virtual_time};
 
 /// JSON of any type, near what a field can have.
 pub(crate) fn any_json() -> impl Strategy<Value = Value> + Clone {
@@ -119,11 +119,24 @@ const TURN: [&str; 17] = [
     "comment",
 ];
 
-/// A lock in the first row of a new table.
-async fn lock(world: &World, is_permit: bool) -> lambda_lock::Lock {
-    let locks = world.default_locks();
-    let acquire = if is_permit { locks.semaphore(KEY, 2).acquire() } else { locks.acquire(KEY).min_hold(LEASE / 3) };
-    acquire.await.unwrap()
+async fn release(held: Vec<Lock>) {
+    for lock in held {
+        lock.release().await.unwrap();
+    }
+}
+
+/// Acquires what nobody holds, with at most three attempts, and releases it.
+async fn finish(attempt: impl AsyncFn(Option<Turn>) -> Result<Attempt, Error>, mut turn: Turn) {
+    for _ in 0..3 {
+        match attempt(Some(turn)).await.unwrap() {
+            Attempt::Acquired(lock) => return lock.release().await.unwrap(),
+            Attempt::Waiting(next) => {
+                sleep(next.delay()).await;
+                turn = next;
+            }
+        }
+    }
+    panic!("it was not acquired: {turn:?}");
 }
 
 #[test]
@@ -133,16 +146,20 @@ fn a_changed_turn_costs_time_and_no_guarantee() {
         in_virtual_time(async |world| {
             let locks = world.default_locks();
             let is_permit = is_permit && !is_set;
-            lock(&world, is_permit).await.keep();
-            if is_permit {
-                lock(&world, is_permit).await.keep();
-            }
-            let attempt = async |turn: Option<Turn>| match (is_set, is_permit) {
-                (true, _) => locks.acquire_all([KEY, OTHER]).attempt_in_turn(turn).await.map(turn_of),
-                (false, true) => locks.semaphore(KEY, 2).acquire().attempt_in_turn(turn).await.map(turn_of),
-                (false, false) => locks.acquire(KEY).attempt_in_turn(turn).await.map(turn_of),
+            let hold_all = async || {
+                if !is_permit {
+                    return vec![locks.acquire(KEY).await.unwrap()];
+                }
+                let pool = locks.semaphore(KEY, 2);
+                vec![pool.acquire().await.unwrap(), pool.acquire().await.unwrap()]
             };
-            let real = attempt(None).await.unwrap().expect("it is held");
+            let attempt = async |turn: Option<Turn>| match (is_set, is_permit) {
+                (true, _) => locks.acquire_all([KEY, OTHER]).attempt_in_turn(turn).await,
+                (false, true) => locks.semaphore(KEY, 2).acquire().attempt_in_turn(turn).await,
+                (false, false) => locks.acquire(KEY).attempt_in_turn(turn).await,
+            };
+            let held = hold_all().await;
+            let Attempt::Waiting(real) = attempt(None).await.unwrap() else { panic!("it was free") };
             let mut json = serde_json::to_value(&real).unwrap();
             edit(&mut json, &TURN, &edits);
             let turn = match serde_json::from_value::<Turn>(json) {
@@ -152,9 +169,11 @@ fn a_changed_turn_costs_time_and_no_guarantee() {
             assert_eq!(kept(&turn), turn);
             assert_one_line(&format!("{turn:?}"));
             let before = world.row(KEY).await.unwrap();
-            match attempt(Some(turn.clone())).await {
-                Ok(None) => panic!("a turn has taken the key from its holder"),
-                Ok(Some(next)) => {
+            let answer = attempt(Some(turn.clone())).await;
+            let is_invalid = answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid);
+            match answer {
+                Ok(Attempt::Acquired(_)) => panic!("a turn has taken the key from its holder"),
+                Ok(Attempt::Waiting(next)) => {
                     assert!((Duration::from_secs(1)..=Duration::from_mins(15)).contains(&next.delay()), "{next:?}");
                     assert_eq!(next.attempts(), turn.attempts().saturating_add(1));
                     assert_eq!(kept(&next), next);
@@ -166,15 +185,17 @@ fn a_changed_turn_costs_time_and_no_guarantee() {
             }
             let changed = differences(Some(&before), world.row(KEY).await.as_ref());
             assert!(changed.iter().all(|name| QUEUE.contains(&name.as_str())), "changed: {changed:?}");
+            release(held).await;
+            if !is_invalid {
+                finish(&attempt, turn).await;
+            }
+            // Others still take turns.
+            let held = hold_all().await;
+            let Attempt::Waiting(other) = attempt(None).await.unwrap() else { panic!("it was free") };
+            release(held).await;
+            finish(&attempt, other).await;
         });
     });
-}
-
-fn turn_of(attempt: Attempt) -> Option<Turn> {
-    match attempt {
-        Attempt::Acquired(_) => None,
-        Attempt::Waiting(turn) => Some(turn),
-    }
 }
 
 #[test]

@@ -98,17 +98,6 @@ async fn another_response_after_a_committed_transaction_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_failed_transaction_leaves_nothing() {
-    let (world, host, locks) = environment().await;
-    let no_table = World::without_table();
-    let failed = layer(&locks).layer(committing(&no_table, &host, identity)).oneshot(order(&host)).await;
-    assert!(matches!(failed, Err(NotCommitted)));
-    assert!(world.row("the order itself").await.is_none());
-    let reply = send(&layer(&locks), &counting(&Counter::default()), order(&host)).await;
-    assert_eq!(reply.made_by(), (201, 1, false));
-}
-
-#[tokio::test]
 async fn complete_in_refuses_an_unstorable_response() {
     let (_world, host, locks) = environment().await;
     let handler = service_fn(async |request: Request| {
@@ -120,23 +109,4 @@ async fn complete_in_refuses_an_unstorable_response() {
     let reply = Reply::of(layer(&locks).layer(handler).oneshot(order(&host)).await.unwrap()).await;
     assert_eq!(reply.status, 503);
     assert_eq!(send(&layer(&locks), &counting(&Counter::default()), order(&host)).await.made_by(), (201, 1, false));
-}
-
-#[tokio::test]
-async fn a_run_has_the_fence_of_its_record() {
-    let (world, host, locks) = environment().await;
-    let scan = world.client().scan().table_name(&world.table);
-    let handler = service_fn(move |request: Request| {
-        let scan = scan.clone();
-        async move {
-            let run = request.extensions().get::<HttpRun>().unwrap().clone();
-            assert!(run.lock().is_enforced());
-            // The completion moves the fence of the row on.
-            let rows = scan.send().await.unwrap().items.unwrap();
-            assert_eq!(rows[0]["fence"].as_n().unwrap(), &run.lock().fence().to_string());
-            Ok::<_, NotCommitted>(Response::new(Body::from("done")))
-        }
-    });
-    let reply = send(&layer(&locks), &handler, order(&host)).await;
-    assert_eq!(&reply.body[..], b"done");
 }

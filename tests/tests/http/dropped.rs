@@ -150,22 +150,6 @@ fn taking(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_outside_of_the_layer_does_not_end_the_run() {
-    let (host, locks) = in_virtual_time(|host| host).await;
-    let (layer, runs) = (layer(&locks), Counter::default());
-    let handler = taking(&runs, Duration::from_secs(5));
-    for _ in 0..4 {
-        let request = send(&layer, &handler, order(&host));
-        if let Ok(retry) = timeout(Duration::from_secs(1), request).await {
-            assert_eq!(retry.problem(), (409, "in-progress".to_owned()));
-        }
-    }
-    sleep(Duration::from_secs(5)).await;
-    assert_eq!(send(&layer, &handler, order(&host)).await.made_by(), (201, 1, true));
-    assert_eq!(runs.get(), 1);
-}
-
-#[tokio::test(start_paused = true)]
 async fn the_run_of_a_dropped_request_ends_with_its_lease() {
     let (host, locks) = in_virtual_time(|host| host).await;
     let (layer, runs) = (layer(&locks).lease(Duration::from_secs(3)), Counter::default());

@@ -3,14 +3,12 @@
 use http::Method;
 use lambda_http::Body;
 use lambda_lock::http::HttpRun;
-use lambda_lock::{Backoff, Wait};
-use lambda_lock_tests::invocation::{Counter, FUNCTION, keep_log, logged};
+use lambda_lock_tests::invocation::{Counter, keep_log, logged};
 use lambda_lock_tests::rows::from_json;
 use serde_json::json;
-use std::time::Duration;
 use tower::service_fn;
 
-use crate::{TOO_LONG, counting, created, environment, layer, order, order_of, send, to};
+use crate::{counting, created, environment, layer, order, order_of, send, to};
 
 #[tokio::test]
 async fn a_key_with_quotes_is_the_key_without_them() {
@@ -99,20 +97,6 @@ async fn disabled_locks_let_every_request_run() {
 }
 
 #[tokio::test]
-async fn the_default_prefix_is_the_name_of_the_function() {
-    let (world, host, locks) = environment().await;
-    let runs = Counter::default();
-    for layer in [layer(&locks), layer(&locks).prefix("shared")] {
-        send(&layer, &counting(&runs), order(&host)).await;
-    }
-    assert_eq!(runs.get(), 2);
-    let rows = world.client().scan().table_name(&world.table).send().await.unwrap().items.unwrap();
-    let mut prefixes: Vec<_> = rows.iter().map(|row| row["id"].as_s().unwrap().split('#').next().unwrap()).collect();
-    prefixes.sort_unstable();
-    assert_eq!(prefixes, [FUNCTION, "shared"]);
-}
-
-#[tokio::test]
 async fn records_without_a_prefix_outside_of_lambda_are_warned_about_once() {
     keep_log();
     let (world, host, locks) = environment().await;
@@ -140,28 +124,6 @@ async fn records_without_a_prefix_outside_of_lambda_are_warned_about_once() {
     // In an invocation, the name of the function is the prefix.
     send(&layer(&locks), &counting(&runs), order(&host)).await;
     assert_eq!(warnings(), 2);
-}
-
-#[tokio::test]
-async fn a_request_can_wait_for_the_response() {
-    let (_world, host, locks) = environment().await;
-    let backoff =
-        Wait::backoff(Backoff::new().base(Duration::from_millis(2)).cap(Duration::from_millis(50))).up_to(TOO_LONG);
-    let (layer, runs) = (layer(&locks).wait(backoff), Counter::default());
-    let handler = service_fn({
-        let runs = runs.clone();
-        move |_: lambda_http::Request| {
-            let runs = runs.clone();
-            async move {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                Ok::<_, std::convert::Infallible>(created(runs.count()))
-            }
-        }
-    });
-    let (one, other) = tokio::join!(send(&layer, &handler, order(&host)), send(&layer, &handler, order(&host)));
-    let mut made_by = [one.made_by(), other.made_by()];
-    made_by.sort_unstable();
-    assert_eq!(made_by, [(201, 1, false), (201, 1, true)]);
 }
 
 /// The record of the first version, as text: a later version finds it, compares its digest and replays its response.

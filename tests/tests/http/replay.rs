@@ -120,17 +120,6 @@ async fn a_binary_body_is_replayed_byte_by_byte() {
 }
 
 #[tokio::test]
-async fn an_empty_response_is_replayed() {
-    let (_world, host, locks) = environment().await;
-    let (layer, runs) = (layer(&locks), Counter::default());
-    let handler = answering(&runs, |_| Response::builder().status(204).body(Body::Empty).unwrap());
-    for is_replay in [false, true] {
-        let reply = send(&layer, &handler, order(&host)).await;
-        assert_eq!((reply.status.as_u16(), reply.body.len(), reply.is_replay()), (204, 0, is_replay));
-    }
-}
-
-#[tokio::test]
 async fn a_cached_response_is_replayed_without_a_request() {
     let (_world, host, locks) = environment().await;
     let (layer, runs) = (layer(&locks).cache(10), Counter::default());

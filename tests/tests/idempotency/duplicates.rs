@@ -1,17 +1,16 @@
 //! Duplicates that arrive while the first run is in progress: refused or waiting.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use lambda_lock::{ErrorKind, Run};
 use lambda_lock_tests::invocation::{Counter, millis};
-use tokio::sync::{Barrier, Notify};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    CLOCK_SKEW, Declined, Orders, TOO_LONG, crash, eagerly, environment, is_declined, later, ms, number_in, order,
-    orders, place, refused, replayed_error, run_while_waited_for, storing,
+    CLOCK_SKEW, Declined, TOO_LONG, crash, eagerly, environment, is_declined, later, ms, number_in, order, orders,
+    place, refused, replayed_error, run_while_waited_for, storing,
 };
 
 #[tokio::test]
@@ -87,29 +86,6 @@ async fn one_of_sixty_waiting_duplicates_runs_and_all_get_its_result() {
         assert_eq!(outcome.unwrap(), 1);
     }
     assert_eq!(runs.get(), 1);
-}
-
-#[tokio::test]
-async fn concurrent_runs_of_different_keys_have_unique_owners() {
-    let (_world, host, locks) = environment().await;
-    let orders: Orders<String> = orders(&locks);
-    let all = Barrier::new(40);
-    let calls = (0..40).map(|index| {
-        let (orders, all) = (&orders, &all);
-        async move {
-            let order = order(&format!("order {index}"));
-            orders
-                .run(&order, async |run: &Run| {
-                    all.wait().await;
-                    Ok(run.lock().owner().to_owned())
-                })
-                .await
-                .unwrap()
-        }
-    });
-    let owners = timeout(TOO_LONG, join_all(calls)).await.expect("they ran at the same time");
-    assert_eq!(owners.iter().collect::<HashSet<_>>().len(), 40);
-    assert_eq!(host.requests(), 80);
 }
 
 #[tokio::test]

@@ -13,16 +13,6 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_run_whose_first_answer_is_lost_runs_once() {
-    let world = World::new().await;
-    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)).build();
-    let (orders, runs) = (orders(&world.locks_with_quick_retries(&host).build().unwrap()), Counter::default());
-    assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
-    assert_eq!(host.requests(), 3);
-    assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
-}
-
-#[tokio::test]
 async fn a_rejecting_run_that_begins_without_an_answer_can_be_retried() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3)).build();

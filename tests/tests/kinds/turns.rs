@@ -247,7 +247,6 @@ async fn serve<S: Subject>(waiters: u32, apart: Duration, mutation: Option<Mutat
     (served.into_inner().unwrap(), took)
 }
 
-// The benchmark `contention` shows the order on a real table, too.
 pub(crate) async fn waiters_are_served_in_the_order_of_their_arrival<S: Subject>() {
     tokio::time::pause();
     let (served, _) = serve::<S>(16, ms(10), None).await;

@@ -1,15 +1,12 @@
 //! Acquiring a key: who gets it, what its row stores, what it costs, and how others read it.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use lambda_lock::embedded::Intercept;
 use lambda_lock::{Data, ErrorKind};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
-use serde_json::Value;
 
 use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, ms, number, text};
 
@@ -67,29 +64,6 @@ async fn each_call_sends_one_request_and_holding_a_lock_sends_none() {
     let lock = locks.try_acquire("job").await.unwrap().unwrap();
     assert_eq!(ours.requests(), 5, "try_acquire");
     lock.release().await.unwrap();
-}
-
-/// Keeps the names of the operations that are sent.
-#[derive(Clone, Debug, Default)]
-struct Operations(Arc<Mutex<HashSet<String>>>);
-
-impl Intercept for Operations {
-    fn request(&self, operation: &str, _: &mut Value) {
-        self.0.lock().unwrap().insert(operation.to_owned());
-    }
-}
-
-#[tokio::test]
-async fn two_iam_actions_suffice_at_run_time() {
-    let world = World::new().await;
-    let sent = Operations::default();
-    let locks = world.locks(&world.host().intercept(sent.clone()).build()).build().unwrap();
-    let lock = locks.acquire("job").await.unwrap();
-    locks.acquire("job").await.unwrap_err();
-    locks.get("job").await.unwrap();
-    lock.renew(LEASE).await.unwrap();
-    lock.release().await.unwrap();
-    assert_eq!(*sent.0.lock().unwrap(), HashSet::from(["UpdateItem".to_owned(), "GetItem".to_owned()]));
 }
 
 #[tokio::test]

@@ -171,6 +171,22 @@ async fn a_powertools_row_is_free_after_its_lease_or_window() {
 }
 
 #[tokio::test]
+async fn the_next_fence_is_larger_than_that_of_the_row_and_than_the_clock() {
+    let world = world_without_ttl().await;
+    let host = world.host().build();
+    let (locks, now) = (world.locks(&host).build().unwrap(), seconds(host.now()));
+    let (micros, ahead) = (1_000_000 * now, 2_000_000 * now);
+    for (fence, least) in [("17".to_owned(), micros), (format!("{ahead}"), ahead), (format!("{ahead}.5"), ahead)] {
+        let mut row = powertools("job", now, "INPROGRESS", Some(-60), 3600);
+        row.insert("fence".to_owned(), number(&fence));
+        world.put_row(row).await;
+        let lock = locks.acquire("job").await.unwrap();
+        assert!(lock.fence() > least, "{fence}");
+        lock.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_powertools_row_is_held_until_its_lease_or_window_ends() {
     let world = world_without_ttl().await;
     let host = world.host().build();

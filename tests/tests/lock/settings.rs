@@ -32,7 +32,6 @@ fn requests_go_to_the_endpoint_that_the_environment_names() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let mut contender = Command::new(env!("CARGO_BIN_EXE_contender"))
-        .arg("hold")
         .env_clear()
         .envs([("AWS_ENDPOINT_URL", endpoint.as_str()), ("AWS_REGION", "eu-west-1"), ("LOCK_TABLE_NAME", "my-locks")])
         .envs([("AWS_ACCESS_KEY_ID", "someone"), ("AWS_SECRET_ACCESS_KEY", "secret")])
@@ -64,7 +63,6 @@ fn requests_go_to_the_endpoint_that_the_environment_names() {
 /// Returns the message of the program that stops at its settings, with this variable in its environment.
 fn refusal_of_from_env(name: &str, value: impl AsRef<OsStr>) -> String {
     let contender = Command::new(env!("CARGO_BIN_EXE_contender"))
-        .arg("hold")
         .env_clear()
         .envs([("AWS_REGION", "eu-west-1"), ("LOCK_TABLE_NAME", "my-locks"), ("AWS_EC2_METADATA_DISABLED", "true")])
         .env("AWS_ENDPOINT_URL", "http://127.0.0.1:1")

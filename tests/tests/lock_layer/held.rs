@@ -12,9 +12,7 @@ use lambda_runtime::{Error, LambdaEvent};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::{
-    FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation, invocation_with, quick_backoff, with_request_id,
-};
+use crate::{FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation, quick_backoff, with_request_id};
 
 #[tokio::test]
 async fn an_invocation_with_a_held_key_fails_and_names_the_holder() {
@@ -106,28 +104,6 @@ async fn a_waiting_invocation_runs_after_the_release() {
     }
     other.release().await.unwrap();
     assert_eq!(timeout(TOO_LONG, call).await.unwrap().unwrap().unwrap(), "done");
-}
-
-#[tokio::test]
-async fn an_invocation_whose_wait_ends_fails_as_held() {
-    let (world, host, locks) = environment().await;
-    let _other = hold_elsewhere(&world, FUNCTION).await;
-    let service =
-        LockLayer::new(locks).wait(quick_backoff().up_to(Duration::from_millis(100))).layer(service_fn(done::<()>));
-    let (kind, message) = reported(service.oneshot(invocation(&host, ())).await.unwrap_err());
-    assert_eq!(kind, "LockHeld");
-    assert!(message.contains("another environment") && message.contains("attempts"), "{message}");
-}
-
-#[tokio::test]
-async fn a_wait_ends_before_the_invocations_deadline() {
-    let (world, host, locks) = environment().await;
-    let _other = hold_elsewhere(&world, FUNCTION).await;
-    let service =
-        LockLayer::new(locks).wait(quick_backoff().up_to(Duration::from_hours(1))).layer(service_fn(done::<()>));
-    let call = service.oneshot(invocation_with(&host, (), Duration::from_millis(500)));
-    let error = timeout(TOO_LONG, call).await.expect("the wait ended").unwrap_err();
-    assert_eq!(reported(error).0, "LockHeld");
 }
 
 #[tokio::test]

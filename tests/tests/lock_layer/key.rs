@@ -53,17 +53,6 @@ async fn events_with_different_keys_run_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn an_event_with_a_held_key_is_refused() {
-    let (world, host, locks) = environment().await;
-    let _other = hold_elsewhere(&world, "a").await;
-    let service = LockLayer::new(locks)
-        .key_from(|event: &LambdaEvent<&str>| event.payload.to_owned())
-        .layer(service_fn(done::<&'static str>));
-    assert_eq!(reported(service.clone().oneshot(invocation(&host, "a")).await.unwrap_err()).0, "LockHeld");
-    assert_eq!(service.oneshot(invocation(&host, "b")).await.unwrap(), "done");
-}
-
-#[tokio::test]
 async fn rejects_an_empty_key_without_a_request() {
     let (_world, host, locks) = environment().await;
     let layer = LockLayer::new(locks).key_from(|_| String::new());

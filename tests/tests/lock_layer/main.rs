@@ -6,7 +6,6 @@ mod handler;
 mod held;
 mod key;
 mod lease;
-mod min_hold;
 mod nightly_report;
 mod release;
 mod service;

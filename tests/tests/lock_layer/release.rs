@@ -27,18 +27,11 @@ async fn becomes_free(world: &World, key: &str) -> bool {
 }
 
 #[tokio::test]
-async fn the_lock_is_released_when_the_handler_returns() {
+async fn a_failed_handler_does_not_keep_the_key_for_the_minimum_hold() {
     let (world, host, locks) = environment().await;
-    let service = LockLayer::new(locks).layer(service_fn(done::<()>));
-    assert_eq!(service.oneshot(invocation(&host, ())).await.unwrap(), "done");
-    assert!(is_free(&world, FUNCTION).await);
-}
-
-#[tokio::test]
-async fn the_lock_is_released_when_the_handler_fails() {
-    let (world, host, locks) = environment().await;
-    let service = LockLayer::new(locks).layer(service_fn(|_: LambdaEvent<()>| async { Err::<(), Error>("no".into()) }));
-    assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).1, "no");
+    let layer = LockLayer::new(locks).min_hold(Duration::from_mins(1));
+    let failing = |_: LambdaEvent<()>| async { Err::<(), Error>("out of paper".into()) };
+    assert!(layer.layer(service_fn(failing)).oneshot(invocation(&host, ())).await.is_err());
     assert!(is_free(&world, FUNCTION).await);
 }
 
@@ -115,15 +108,6 @@ async fn a_failed_release_does_not_replace_the_handlers_panic() {
         .layer(service_fn(|_: LambdaEvent<()>| -> Ready<Result<(), Error>> { panic!("the handler's") }));
     assert_eq!(panic_of(service.oneshot(invocation(&host, ()))).await, "the handler's");
     assert!(!is_free(&world, FUNCTION).await, "the release did fail");
-}
-
-#[tokio::test]
-async fn the_key_of_a_failed_release_is_free_when_the_lease_ends() {
-    let (world, host, locks) = environment_without_release().await;
-    let service = LockLayer::new(locks).layer(service_fn(done::<()>));
-    service.oneshot(invocation(&host, ())).await.unwrap();
-    let later = world.host().later(Duration::from_secs(32)).build();
-    assert!(world.locks(&later).build().unwrap().try_acquire(FUNCTION).await.unwrap().is_some());
 }
 
 #[tokio::test]

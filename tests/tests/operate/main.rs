@@ -8,7 +8,6 @@ mod engine_in_a_file;
 mod first_version;
 mod force_release;
 mod list;
-mod previous_row;
 mod remedies;
 mod runbook;
 mod warm_up;

@@ -8,7 +8,7 @@ use lambda_lock_tests::invocation::{invocation_without_deadline, millis, reporte
 use lambda_runtime::{Error, LambdaEvent};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::{DAY, KEY, acquire_all, permits, release_all, row};
+use crate::{DAY, KEY, acquire_all, permits, row};
 
 #[tokio::test]
 async fn a_layer_runs_n_invocations_of_a_key_at_a_time() {
@@ -45,26 +45,4 @@ async fn a_layer_reports_a_wrong_kind_and_a_wrong_number() {
     assert!(message.contains("is a semaphore, not a lock: use another key"), "{message}");
     let none = LockLayer::new(world.default_locks()).key(KEY).at_most(0).layer(handler());
     assert_eq!(reported(none.oneshot(event()).await.unwrap_err()).0, "LockInvalid");
-}
-
-#[tokio::test]
-async fn a_full_total_leaves_no_permit_of_the_tenant_behind() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).build().unwrap();
-    let all = LockLayer::new(locks.clone()).key(KEY).at_most(2);
-    let own = LockLayer::new(locks)
-        .key_from(|event: &LambdaEvent<&'static str>| format!("{KEY}#{}", event.payload))
-        .at_most(1)
-        .layer(all.layer(service_fn(async |_: LambdaEvent<&'static str>| Ok::<_, Error>("done"))));
-    let invoke = || own.clone().oneshot(invocation_without_deadline("call", "a"));
-    let held = acquire_all(&world.default_locks(), 2).await;
-    let (kind, message) = reported(invoke().await.unwrap_err());
-    assert_eq!(kind, "LockHeld");
-    assert!(message.contains("holder 0, holder 1"), "{message}");
-    // The permit of the tenant, the refusal, and the release.
-    assert_eq!(host.requests(), 3);
-    assert!(permits(&world.row("bank-api#a").await.unwrap()).is_empty());
-    release_all(held).await;
-    assert_eq!(invoke().await.unwrap(), "done");
 }

@@ -131,17 +131,6 @@ async fn a_redriven_dead_letter_runs_again_until_it_is_done() {
     }
 }
 
-/// The bank accepts what it declined before. SQS has the letter, but its answer was lost.
-#[tokio::test]
-async fn a_letter_of_a_message_that_was_done_later_does_not_run() {
-    let queues = Queues::that(Does::Fail);
-    let (_world, host, consumer, till) = burying(&queues).await;
-    assert_eq!(deliver(&consumer, &till, &host, [message("1", "Declined")]).await, ["1"]);
-    assert!(deliver(&consumer, &till, &host, [message("1", "Done")]).await.is_empty());
-    assert!(deliver(&consumer, &till, &host, [message("1", "Done")]).await.is_empty());
-    assert_eq!(till.ran(), ["1", "1"]);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_silent_dead_letter_queue_does_not_outlast_the_lease() {
     for policy in [OnUnfinished::RunAgain, OnUnfinished::Reject] {

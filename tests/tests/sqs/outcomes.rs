@@ -1,20 +1,6 @@
 //! Which messages go back to the queue, and which are done.
 
-use lambda_lock_tests::invocation::invocation;
-use serde_json::json;
-use tower::{Layer, ServiceExt, service_fn};
-
-use crate::{batch, deliver, environment, message};
-
-#[tokio::test]
-async fn the_answer_has_the_form_that_lambda_expects() {
-    let (_world, host, consumer, till) = environment().await;
-    let service = consumer.layer(service_fn(move |message| till.clone().pay(message)));
-    let messages = [message("1", "Declined"), message("2", "Done")];
-    let answer = service.oneshot(invocation(&host, batch(messages))).await.unwrap();
-    let expected = json!({ "batchItemFailures": [{ "itemIdentifier": "1" }] });
-    assert_eq!(serde_json::to_value(answer).unwrap(), expected);
-}
+use crate::{deliver, environment, message};
 
 #[tokio::test]
 async fn a_message_without_an_id_goes_back_under_an_empty_id() {

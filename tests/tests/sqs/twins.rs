@@ -18,18 +18,6 @@ async fn messages_with_one_key_and_different_fields_are_no_twins() {
 }
 
 #[tokio::test]
-async fn twins_run_once_and_are_all_done() {
-    let (world, host, _, till) = environment().await;
-    let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
-    let twin = |id| message_with_body(id, &json!({ "id": "17" }).to_string());
-    let messages = [twin("1"), message("2", "Done"), twin("3"), twin("4")];
-    assert!(deliver(&consumer, &till, &host, messages).await.is_empty());
-    assert_eq!(till.ran_in_any_order(), ["1", "2"]);
-    // Two for each run, and one for each other twin.
-    assert_eq!(host.requests(), 4 + 2);
-}
-
-#[tokio::test]
 async fn a_twin_of_a_message_that_is_not_done_runs_itself() {
     for failing in ["Declined", "Panic"] {
         let (world, host, _, till) = environment().await;

@@ -1,22 +1,6 @@
-//! The key of a record, and the window.
+//! The key of a record.
 
-use std::time::Duration;
-
-use lambda_lock::Idempotency;
-use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::streams::{KinesisRecord, StreamConsumer};
-use lambda_lock_tests::Row;
-use lambda_lock_tests::invocation::invocation;
-use tower::service_fn;
-
-use crate::{Declined, again_from, batch, deliver, environment, record, records, row_of};
-
-/// Asserts for how many seconds a record counts as done after its start.
-fn assert_window(row: &Row, seconds: u64) {
-    let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
-    let window = of("expiration") - of("acquired_at") / 1000;
-    assert!((seconds..seconds + 10).contains(&window), "{window}");
-}
+use crate::{deliver, environment, record, records, row_of};
 
 #[tokio::test]
 async fn by_event_id_has_the_stream_the_shard_and_the_number_in_its_key() {
@@ -51,17 +35,4 @@ async fn a_record_without_an_event_id_does_not_run() {
     }
     assert!(till.ran().is_empty());
     assert_eq!(host.requests(), 0);
-}
-
-#[tokio::test]
-async fn a_consumer_of_bytes_has_the_same_window_unless_another_is_set() {
-    for (set, seconds) in [(None, 2 * 86_400), (Some(Duration::from_mins(10)), 600)] {
-        let (world, host, _, _) = environment().await;
-        let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, KinesisRecord::key);
-        let once = if let Some(window) = set { once.window(window) } else { once };
-        let handler = service_fn(async |_: KinesisRecord<Vec<u8>>| Ok::<_, Declined>(()));
-        let event = invocation(&host, batch(records([("a", "Done")])));
-        assert_eq!(again_from(&StreamConsumer::of_bytes(once), handler, event).await, None);
-        assert_window(&world.row(&row_of("1")).await.unwrap(), seconds);
-    }
 }

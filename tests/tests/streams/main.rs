@@ -3,7 +3,6 @@
 mod answer;
 mod images;
 mod key;
-mod panics;
 mod parse;
 mod rate;
 mod windowed;

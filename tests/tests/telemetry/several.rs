@@ -1,10 +1,8 @@
 //! Metrics, spans and events of several keys.
 
-use lambda_lock::ErrorKind;
-use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::time::sleep;
 
-use crate::{Stage, locks_on, ms, settle, take_away};
+use crate::{Stage, ms, settle, take_away};
 
 #[tokio::test(start_paused = true)]
 async fn several_keys_count_as_one_lock_and_have_one_span() {
@@ -44,16 +42,4 @@ async fn a_renewal_that_finds_a_key_lost_counts_one_loss() {
     settle().await;
     stage.metrics.assert(&[]);
     assert_eq!(stage.traces.locks()[0].fields["outcome"], "lost");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_failed_release_of_several_keys_is_counted_by_its_reason() {
-    let stage = Stage::set().await;
-    let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("TransactWriteItems", 2..=2)));
-    let set = locks.acquire_all(["a", "b"]).await.unwrap();
-    stage.metrics.take();
-    assert_eq!(set.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    stage.metrics.assert(&["release_failed: unavailable 1", "hold_time [0.0]"]);
-    set.release().await.unwrap();
-    stage.metrics.assert(&["released 1", "release_time [0.0]"]);
 }
