@@ -93,7 +93,8 @@ pub struct Error(Box<Inner>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Another holder has the key, or a [rate](crate::Rate) lets no call pass: [`Error::holder`] says who and until when.
+    /// Another holder has the key, a free key is left to other waiters, or a [rate](crate::Rate) lets no call pass:
+    /// [`Error::holder`] says who and until when.
     Held,
     /// This lock no longer holds its key: its lease ended, or another holder has the key.
     Lost,

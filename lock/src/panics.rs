@@ -1,6 +1,6 @@
 //! A warning for programs whose panics abort: only a panic that unwinds lets a lock be released.
 
-#[cfg(feature = "lambda")]
+#[cfg(any(feature = "lambda", test))]
 use std::sync::Once;
 
 /// The warning for this build, or `None` if its panics unwind.
@@ -22,21 +22,59 @@ const fn warning(aborts: bool) -> Option<&'static str> {
 #[cfg(feature = "lambda")]
 pub(crate) fn warn_if_they_abort() {
     static ONCE: Once = Once::new();
-    if let Some(warning) = WARNING {
-        ONCE.call_once(|| tracing::warn!("{warning}"));
+    warn(&ONCE, WARNING);
+}
+
+#[cfg(any(feature = "lambda", test))]
+fn warn(once: &Once, warning: Option<&str>) {
+    if let Some(warning) = warning {
+        once.call_once(|| tracing::warn!("{warning}"));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
     use super::*;
 
-    #[test]
-    fn only_a_build_whose_panics_abort_has_a_warning_and_it_names_the_remedy() {
-        let text = warning(true).unwrap();
-        for part in ["`panic = \"unwind\"`", "`[profile.release]`", "cargo-lambda"] {
-            assert!(text.contains(part), "`{text}` lacks `{part}`");
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
         }
-        assert_eq!(warning(false), None);
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Returns the log of the creation of this many layers.
+    fn logged(layers: u32, aborts: bool) -> String {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let once = Once::new();
+        tracing::subscriber::with_default(subscriber, || (0..layers).for_each(|_| warn(&once, warning(aborts))));
+        let bytes = log.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn the_first_layer_warns_if_panics_abort_and_names_the_remedy() {
+        let log = logged(3, true);
+        assert_eq!(log.lines().count(), 1, "{log}");
+        for part in ["WARN", "`panic = \"unwind\"`", "`[profile.release]`", "cargo-lambda"] {
+            assert!(log.contains(part), "`{log}` lacks `{part}`");
+        }
+    }
+
+    #[test]
+    fn no_layer_warns_if_panics_unwind() {
+        assert_eq!(logged(3, false), "");
+        assert_eq!(WARNING, warning(cfg!(panic = "abort")));
     }
 }

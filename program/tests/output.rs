@@ -187,6 +187,7 @@ fn a_message_says_what_failed_why_and_what_to_do() {
     for words in [
         "run --key held -- true",
         "run --key job -- /nonexistent",
+        "run --key job -- /etc/passwd",
         "run --key job --lease 3s -- sleep 100",
         "run --key job --lease soon -- true",
         "run --key job --lease 25h -- true",

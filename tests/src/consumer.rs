@@ -30,7 +30,7 @@ pub(crate) fn body_of(job: &str, one_in: u8, random: &mut Rng) -> String {
 pub struct WithWork<C> {
     /// The counts of the records of idempotency.
     pub work: Counts,
-    /// The others.
+    /// The counts of the consumer itself.
     pub own: C,
 }
 

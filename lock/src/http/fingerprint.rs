@@ -152,9 +152,21 @@ fn multipart<'a>(body: &'a [u8], boundary: &str) -> Option<Vec<&'a [u8]>> {
             return matches!(end, b"" | b"\r\n").then_some(parts);
         }
         rest = rest.strip_prefix(b"\r\n")?;
-        let part = rest.windows(delimiter.len()).position(|window| window == delimiter.as_bytes())?;
+        let part = find(rest, delimiter.as_bytes())?;
         parts.push(&rest[..part]);
         rest = &rest[part + delimiter.len()..];
+    }
+}
+
+/// Returns the position of a delimiter, which begins with CR.
+fn find(bytes: &[u8], delimiter: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    loop {
+        from += bytes[from..].iter().position(|byte| *byte == b'\r')?;
+        if bytes[from..].starts_with(delimiter) {
+            return Some(from);
+        }
+        from += 1;
     }
 }
 
@@ -346,6 +358,10 @@ mod tests {
         ] {
             assert_eq!(query(one) == query(other), is_equal, "{one} {other}");
         }
+        // More than a sort would keep in order by chance.
+        let twice = |name: u8| format!("{name}=1&{name}=2");
+        let (up, down): (Vec<_>, Vec<_>) = ((0..40).map(twice).collect(), (0..40).rev().map(twice).collect());
+        assert_eq!(query(&up.join("&")), query(&down.join("&")));
     }
 
     #[test]

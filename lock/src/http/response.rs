@@ -108,7 +108,7 @@ pub(super) struct StoredResponse {
     headers: HeaderMap,
     /// `None` if it is too large to be stored, and in a replay if the record was completed without its result.
     body: Option<Bytes>,
-    /// Whether it was read from a record. It then has the header of a replay.
+    /// Whether it was read from a record. Such a response has the header of a replay.
     pub(super) is_replay: bool,
 }
 
@@ -138,10 +138,10 @@ impl Serialize for StoredResponse {
                 format!("the body of the response has more than {MAX_DATA_BYTES} bytes: see `on_unstorable_result`");
             return Err(S::Error::custom(why));
         };
-        let base64 = STANDARD.encode(body);
-        let length_in_json = |text: &str| Value::from(text).to_string().len();
-        let text = str::from_utf8(body).ok().filter(|text| length_in_json(text) <= length_in_json(&base64));
-        let base64 = text.is_none().then_some(base64);
+        let length_in_json = |text: &str| Value::from(text).to_string().len() - 2;
+        let is_shorter = |text: &&str| Some(length_in_json(text)) <= base64::encoded_len(body.len(), true);
+        let text = str::from_utf8(body).ok().filter(is_shorter);
+        let base64 = text.is_none().then(|| STANDARD.encode(body));
         let headers = self.headers.iter().map(|(name, value)| (name.to_string(), latin1(value.as_bytes()))).collect();
         Wire { status: self.status.as_u16(), headers, body: text.map(str::to_owned), base64 }.serialize(serializer)
     }

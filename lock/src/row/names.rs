@@ -90,7 +90,7 @@ pub(super) const OF_ACQUIRE: [&str; 12] =
     [STATUS, OWNER, FENCE, HOLDER, ACQUIRED_AT, HELD_SINCE, LEASE_END, EXPIRATION, SEQUENCE, DATA, VALIDATION, ERROR];
 
 /// The other attributes of a row.
-const OF_OTHERS: [&str; 13] = [
+const NOT_OF_ACQUIRE: [&str; 13] = [
     RELEASED,
     WITHDRAWN,
     HOLD,
@@ -121,5 +121,5 @@ pub(super) const MAX_PLACE: u64 = i64::MAX as u64;
 /// Returns `true` if the name is ours. Each name that a later version adds has a colon, so it is never the name of a caller's
 /// attribute, but most names of the first version have no colon.
 pub(crate) fn is_reserved(attribute: &str) -> bool {
-    OF_ACQUIRE.contains(&attribute) || OF_OTHERS.contains(&attribute) || attribute.contains(':')
+    OF_ACQUIRE.contains(&attribute) || NOT_OF_ACQUIRE.contains(&attribute) || attribute.contains(':')
 }

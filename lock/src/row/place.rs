@@ -30,13 +30,13 @@ pub(super) trait Place<'a> {
     /// The owner has the key or permit with this number, and the lease ends after `now`.
     fn is_held(&self, number: u64, now: u64) -> Condition<'a>;
 
-    /// Takes it over from an earlier acquire of the same identity, if it is as it was seen.
+    /// Takes the place over from an earlier acquire of the same identity, if it is as it was seen.
     fn take_over(&self, attempt: u64, claim: &Claim<'a>, seen: &Holder) -> Update<'a>;
 
     /// Moves the end of the lease. A renewal that arrives after a later one is refused by its sequence.
     fn renew(&self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a>;
 
-    /// Frees it. A key can stay until the end of its minimum hold.
+    /// Frees the place. A key can stay held until the end of its minimum hold.
     fn release(&self, own: u64, release: &Release<'_>) -> Update<'a>;
 
     /// Gives up this owner's attempts up to this number. The row is as it was seen last, if it was.

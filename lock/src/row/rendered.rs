@@ -239,6 +239,14 @@ fn write_placeholder<'e, T: PartialEq>(
 mod tests {
     use super::super::expression::{Attribute as _, Update, all, any, count, not, text};
     use super::super::names::{FENCE, OWNER};
+    use super::Rendered;
+
+    #[test]
+    fn a_name_with_a_colon_has_a_placeholder() {
+        let rendered = Rendered::of(&"note:".exists());
+        assert_eq!(rendered.condition.as_deref(), Some("attribute_exists(#note)"));
+        assert_eq!(rendered.names.unwrap().get("#note").map(String::as_str), Some("note:"));
+    }
 
     #[test]
     fn a_key_without_a_row_meets_what_a_missing_attribute_meets() {

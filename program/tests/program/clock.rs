@@ -34,13 +34,3 @@ fn a_wrong_clock_beyond_the_skew_leaves_a_held_key() {
     assert!(outcome.stderr.contains("this host's clock is at least 1m 5"), "{outcome:?}");
     place.run(["run", "--key", "job", "--", "true"]).expect_code(75);
 }
-
-/// The embedded engine has the clock of the process.
-#[test]
-#[ignore = "needs faketime, and a DynamoDB with its own clock: .ci/run dynamodb_local"]
-fn a_check_reports_a_wrong_clock() {
-    let place = Place::new();
-    let check = ahead(&place, &["check"]);
-    let outcome = Process::start(check).outcome().expect_code(78);
-    assert!(outcome.stdout.lines().any(|line| line.starts_with("failed  clock")), "{outcome:?}");
-}

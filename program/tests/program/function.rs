@@ -140,14 +140,6 @@ fn a_denied_read_is_named_and_hides_nothing_else() {
 }
 
 #[test]
-fn a_mapping_whose_queue_is_missing_fails() {
-    let (outcome, _) = check(&[FUNCTION, NO_LIMIT, MAPPINGS, NO_QUEUE, URL, DEAD_LETTERS, MISSING]);
-    let outcome = outcome.expect_code(78);
-    let line = "failed  queue `payments`: there is no such queue in region us-east-1 of account 123456789012";
-    assert!(outcome.stdout.starts_with(line), "{outcome:?}");
-}
-
-#[test]
 fn a_function_without_mapping_gets_its_events_checked() {
     const NONE: (u16, &str) = (200, r#"{"EventSourceMappings":[]}"#);
     let (outcome, _) = check(&[FUNCTION, NO_LIMIT, NONE, MISSING]);

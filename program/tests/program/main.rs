@@ -121,10 +121,6 @@ impl Place {
         serde_json::from_str(&self.run(["get", key, "--json"]).expect_code(0).stdout).unwrap()
     }
 
-    fn fence(&self, key: &str) -> u64 {
-        self.json(key)["fence"].as_u64().unwrap()
-    }
-
     fn client(&self) -> Client {
         if let Some(endpoint) = &self.endpoint {
             let config = aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest());

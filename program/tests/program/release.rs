@@ -4,7 +4,7 @@ use std::fs;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
-use crate::{Outcome, PROGRAM, Place, Process, bare};
+use crate::{Place, Process};
 
 #[test]
 fn a_key_is_released_by_its_fence_and_lost_for_its_holder() {
@@ -28,17 +28,6 @@ fn a_key_is_released_by_its_fence_and_lost_for_its_holder() {
         .expect_sentence(&["was lost, because an operator ended it (released by somebody@", "code 3"]);
     let again = place.run(["release", "job", "--fence", &fence.to_string()]).expect_code(0);
     assert!(again.stdout.contains("already free"));
-}
-
-#[test]
-fn a_release_by_force_needs_a_confirmation() {
-    let place = Place::new();
-    let _holder = place.holding("job", &[]);
-    place.run(["release", "job", "--force"]).expect_code(2).expect_sentence(&["--yes", "--fence"]);
-    assert_eq!(place.json("job")["state"], "held");
-    place.run(["release", "job", "--force", "--yes"]).expect_code(0);
-    assert_eq!(place.json("job")["state"], "free");
-    assert!(place.run(["release", "job", "--force", "--yes"]).expect_code(0).stdout.contains("already free"));
 }
 
 /// Leaves the record of a run that died, as `OnUnfinished::Reject` refuses it, with fence 17.
@@ -95,43 +84,6 @@ fn an_unfinished_run_whose_work_was_done_is_completed() {
     assert_eq!(place.json("pay#7")["state"], "completed");
     complete("17", &[]).expect_code(78).expect_sentence(&["completed run"]);
     place.run(["release", "pay#7", "--fence", "17"]).expect_code(78).expect_sentence(&["completed run"]);
-}
-
-/// Runs a block of commands of the runbook's section on runs that did not finish.
-fn as_the_runbook_says(place: &Place, block: usize) -> Outcome {
-    let runbook = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/operate/runbook.md")).unwrap();
-    let (_, section) = runbook.split_once("\n## A run did not finish\n").unwrap();
-    let block = section.split("```sh\n").nth(block + 1).unwrap().split("```").next().unwrap();
-    let mut command = bare("bash");
-    let program = place.command([""; 0]);
-    let words: Vec<_> = program.get_args().map(|word| format!("'{}'", word.to_str().unwrap())).collect();
-    let words = words.join(" ");
-    command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command.envs([("KEY", "pay#7"), ("FENCE", "17"), ("WINDOW", "15days"), ("RESULT", r#"{"receipt": 7}"#)]);
-    command.args(["-eu", "-c", &format!("lambda-lock() {{ '{PROGRAM}' {words} \"$@\"; }}\n{block}")]);
-    Process::start(command).outcome().expect_code(0)
-}
-
-#[test]
-fn the_commands_of_the_runbook_end_an_unfinished_run() {
-    for (block, state) in [(1, "free"), (2, "completed")] {
-        let place = Place::new();
-        leave_unfinished(&place, "pay#7");
-        let seen = as_the_runbook_says(&place, 0).stdout;
-        assert!(["expired", "pay $LATEST/7f", " 17"].iter().all(|part| seen.contains(part)), "{seen}");
-        as_the_runbook_says(&place, block);
-        assert_eq!(place.json("pay#7")["state"], state);
-    }
-}
-
-#[test]
-fn a_run_in_progress_is_not_completed() {
-    let place = Place::new();
-    let _holder = place.holding("job", &[]);
-    let fence = place.fence("job").to_string();
-    let refused = place.run(["complete", "job", "--fence", &fence, "--window", "1day"]).expect_code(75);
-    refused.expect_sentence(&["held by somebody@", "its lease"]);
-    place.run(["complete", "none", "--fence", "1", "--window", "1day"]).expect_code(66);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use crate::deployments::until;
 use crate::server::{DENIED, at_a_server, recording_server, server};
 use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
@@ -102,23 +103,6 @@ fn waiting_processes_take_turns() {
 }
 
 #[test]
-fn a_run_that_waits_takes_a_place() {
-    let place = Place::new();
-    let holder = place.holding("job", &[]);
-    let number = |name: &str| place.row("job").get(name).map(|value| value.as_n().unwrap().parse::<u64>().unwrap());
-    assert_eq!((number("tail"), number("head")), (None, None));
-    let waiter = Process::start(place.shell("job", &["--wait", "25s"], "true"));
-    let until = Instant::now() + PATIENCE;
-    while number("tail") != Some(1) {
-        assert!(Instant::now() < until);
-    }
-    assert_eq!(number("head"), Some(0));
-    holder.signal(Signal::TERM);
-    waiter.outcome().expect_code(0);
-    assert_eq!((number("tail"), number("head")), (Some(1), Some(1)));
-}
-
-#[test]
 fn min_hold_keeps_the_key_after_the_command() {
     let place = Place::new();
     place.run(["run", "--key", "job", "--min-hold", "2s", "--", "true"]).expect_code(0);
@@ -153,17 +137,6 @@ fn a_failed_release_is_reported_and_keeps_the_code_of_the_command() {
     command.arg(server(Box::leak(Box::new([acquired, DENIED])))).args(["--", "sh", "-c", "exit 7"]);
     let outcome = Process::start(command).outcome().expect_code(7);
     outcome.expect_sentence(&["stays held until its lease ends", "dynamodb:UpdateItem"]);
-}
-
-#[test]
-fn a_command_that_cannot_run_exits_with_126_and_a_missing_one_with_127() {
-    let place = Place::new();
-    place
-        .run(["run", "--key", "job", "--", "/nonexistent/x"])
-        .expect_code(127)
-        .expect_sentence(&["`/nonexistent/x`", "PATH"]);
-    place.run(["run", "--key", "job", "--", "/etc/passwd"]).expect_code(126).expect_sentence(&["`/etc/passwd`"]);
-    assert_eq!(place.json("job")["state"], "free");
 }
 
 #[test]
@@ -202,13 +175,9 @@ fn at_most_n_commands_run_at_a_time() {
     }
 }
 
-/// A command with `--coalesce` that begins with this, notes each of its runs, and ends with this code when the file `end` is there.
+/// A command with `--coalesce` that begins with this, notes each of its runs, and ends with that when the file `end` is there.
 /// Returns when it runs.
-fn coalescing(place: &Place, begin_with: &str, code: u8) -> Process {
-    coalescing_with(place, begin_with, &format!("exit {code}"))
-}
-
-fn coalescing_with(place: &Place, begin_with: &str, end_with: &str) -> Process {
+fn coalescing(place: &Place, begin_with: &str, end_with: &str) -> Process {
     let (begun, end, runs) = (place.file("begun"), place.file("end"), place.file("runs"));
     let wait = format!("touch {begun}; while ! test -e {end}; do sleep 0.05; done");
     let script = format!("{begin_with}; echo run >> {runs}; {wait}; {end_with}");
@@ -218,11 +187,7 @@ fn coalescing_with(place: &Place, begin_with: &str, end_with: &str) -> Process {
 }
 
 fn until_begun(place: &Place) {
-    let started = Instant::now();
-    while !fs::exists(place.file("begun")).unwrap() {
-        assert!(started.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the command runs", || fs::exists(place.file("begun")).unwrap());
 }
 
 /// A command that is skipped, because the other one runs once more.
@@ -235,7 +200,7 @@ fn skipped(place: &Place) {
 #[test]
 fn skipped_commands_are_followed_by_one_more_run() {
     let place = Place::new();
-    let holder = coalescing(&place, "true", 0);
+    let holder = coalescing(&place, "true", "exit 0");
     skipped(&place);
     skipped(&place);
     fs::write(place.file("end"), "").unwrap();
@@ -252,7 +217,7 @@ fn a_command_that_fails_runs_once_more_for_skipped_commands() {
         let place = Place::new();
         let code_of_run =
             format!("[ \"$(wc -l < {})\" -gt 1 ] && exit_with={last} || exit_with={first}", place.file("runs"));
-        let holder = coalescing_with(&place, "true", &format!("{code_of_run}; exit $exit_with"));
+        let holder = coalescing(&place, "true", &format!("{code_of_run}; exit $exit_with"));
         skipped(&place);
         fs::write(place.file("end"), "").unwrap();
         let outcome = holder.outcome().expect_code(last);
@@ -269,7 +234,7 @@ fn a_command_that_fails_runs_once_more_for_skipped_commands() {
 fn a_command_that_was_told_to_end_runs_no_second_time() {
     for begin_with in ["trap 'exit 0' TERM", "trap 'exit 5' TERM", "true"] {
         let place = Place::new();
-        let holder = coalescing(&place, begin_with, 0);
+        let holder = coalescing(&place, begin_with, "exit 0");
         skipped(&place);
         holder.signal(Signal::TERM);
         let outcome = holder.outcome().expect_code(128 + 15);

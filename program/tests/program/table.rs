@@ -22,16 +22,6 @@ fn the_table_of_another_program_is_refused_and_named() {
 }
 
 #[test]
-fn a_check_passes_on_a_created_table_and_fails_on_other_keys() {
-    let place = Place::new();
-    place.run(["run", "--key", "job", "--", "true"]).expect_code(0);
-    let healthy = place.run(["check"]).expect_code(0);
-    assert!(healthy.stdout.contains("passed") && !healthy.stdout.contains("failed"), "{healthy:?}");
-    let broken = place.run(["check", "--partition-key", "other"]).expect_code(78).expect_sentence(&[&place.table]);
-    assert!(broken.stdout.contains("failed"), "{broken:?}");
-}
-
-#[test]
 fn a_table_for_multi_region_strong_consistency_is_created_without_ttl_and_checked() {
     let place = Place::new();
     let table = format!("{}-strong", place.table);

@@ -9,23 +9,13 @@ use crate::{MOVERS, Place, Process, bare};
 
 /// The program at a terminal of 80 columns, which script(1) of util-linux makes, and the input of that terminal.
 fn at_a_terminal(place: &Place, arguments: &[&str]) -> (Process, ChildStdin) {
-    at_a_terminal_with(place, arguments, "")
-}
-
-fn at_a_terminal_with(place: &Place, arguments: &[&str], redirection: &str) -> (Process, ChildStdin) {
     let command = place.command(arguments);
     let words = [command.get_program()].into_iter().chain(command.get_args());
     let quoted: Vec<_> = words.map(|word| format!("'{}'", word.to_str().unwrap())).collect();
     let mut terminal = bare("script");
     terminal.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     terminal
-        .args([
-            "--quiet",
-            "--return",
-            "--command",
-            &format!("stty cols 80; exec {} {redirection}", quoted.join(" ")),
-            "/dev/null",
-        ])
+        .args(["--quiet", "--return", "--command", &format!("stty cols 80; exec {}", quoted.join(" ")), "/dev/null"])
         .stdin(Stdio::piped());
     let mut process = Process::with_input(terminal);
     let input = process.child.stdin.take().unwrap();
@@ -78,19 +68,6 @@ fn the_command_at_a_terminal_is_killed_when_the_lease_ends() {
     assert_eq!(process.line().trim(), "on");
     let outcome = process.outcome().expect_code(76);
     assert!(outcome.stdout.contains("signal 9"), "{outcome:?}");
-}
-
-#[test]
-#[cfg_attr(not(target_os = "linux"), ignore = "needs Linux: .ci/run embedded")]
-fn a_background_command_that_reads_the_terminal_ends_with_the_lease() {
-    let place = Place::new();
-    let script = "echo on; read line </dev/tty; echo never";
-    let arguments = ["run", "--key", "job", "--lease", "6s", "--renew", "--", "sh", "-c", script];
-    let (process, _input) = at_a_terminal_with(&place, &arguments, "</dev/null");
-    assert_eq!(process.line().trim(), "on");
-    let outcome = process.outcome().expect_code(76);
-    assert!(outcome.stdout.contains("while the command is stopped"), "{outcome:?}");
-    assert!(!outcome.stdout.contains("never"), "{outcome:?}");
 }
 
 #[test]

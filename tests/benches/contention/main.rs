@@ -72,7 +72,7 @@ impl Targets {
     }
 }
 
-fn lines() -> [Line; 10] {
+fn lines() -> [Line; 11] {
     let (at_once, of_4) = (Scene::at_once, |waiters, hold| Scene::permits(4, waiters, hold));
     [
         Line { name: "32, 20 ms steady", scene: at_once(32, Hold::Steady(MS(20))), targets: (1.15, 6.5) },
@@ -80,6 +80,11 @@ fn lines() -> [Line; 10] {
         Line { name: "32, 20 ms exponential", scene: at_once(32, Hold::Exponential(MS(20))), targets: (1.2, 8.5) },
         Line { name: "100, 20 ms steady", scene: at_once(100, Hold::Steady(MS(20))), targets: (1.15, 7.5) },
         Line { name: "8, 200 ms ± 20 %", scene: at_once(8, Hold::About(MS(200))), targets: (1.15, 6.8) },
+        Line {
+            name: "2, 2 s ± 20 %",
+            scene: Scene { is_known: true, ..at_once(2, Hold::About(MS(2000))) },
+            targets: (1.1, 4.0),
+        },
         Line { name: "4 permits: 32, 20 ms", scene: of_4(32, Hold::Steady(MS(20))), targets: (1.25, 6.0) },
         Line { name: "4 permits: 100, 20 ms", scene: of_4(100, Hold::Steady(MS(20))), targets: (1.25, 7.0) },
         Line { name: "4 permits: 8, 200 ms ±", scene: of_4(8, Hold::About(MS(200))), targets: (1.2, 6.0) },

@@ -57,9 +57,6 @@ impl fmt::Debug for Acquiring {
     }
 }
 
-/// Whether another owner has the key or permit that an acquire asked for.
-pub type IsHeld = bool;
-
 /// The next step of an acquire.
 #[derive(Clone, Debug)]
 pub enum Step {
@@ -73,9 +70,9 @@ pub enum Step {
     Held(Held),
     /// The work was done before.
     Completed,
-    /// Ends without the lock, because another owner has it or for another reason. Unanswered attempts are withdrawn in the
-    /// background.
-    Refused(Option<Operation>, IsHeld),
+    /// Ends without the lock: because this holder has refused the last attempt, or for another reason. Unanswered attempts are
+    /// withdrawn in the background.
+    Refused(Option<Operation>, Option<Box<Holder>>),
 }
 
 impl Acquiring {
@@ -131,7 +128,7 @@ impl Acquiring {
                 Next::End(Ok(Ended::Completed(_))) => (At::End, Step::Completed),
                 Next::End(Err(error)) => {
                     let left = self.asking.unsettled().cloned().map(withdrawal);
-                    (At::End, Step::Refused(left, error.is_held()))
+                    (At::End, Step::Refused(left, error.holder().cloned().map(Box::new)))
                 }
                 Next::Pause(Pause::Begin | Pause::End) => {
                     next = self.asking.paused(Paused::Done, now.moment());
@@ -264,12 +261,10 @@ impl Operation {
         Some(Self(What::Free(Freeing::by_force(key, "operator", &seen, now.moment()))))
     }
 
-    /// Leaves the work of this acquire, which was refused, to the holder in this row.
+    /// Leaves the work of an acquire to the holder that has refused it.
     #[must_use]
-    pub fn ask(key: &str, row: Item, refused: &Acquiring, now: Clocks) -> Option<Self> {
-        let mut seen = Holder::read(row, now.moment()).ok().filter(Holder::is_current)?;
-        seen.refused = Some(refused.asking.acquisition().numbers.sent);
-        Some(Self(What::Ask(Coalescing::new(key, &seen, now.moment())?, seen.number?)))
+    pub fn ask(key: &str, seen: &Holder, now: Clocks) -> Option<Self> {
+        Some(Self(What::Ask(Coalescing::new(key, seen, now.moment())?, seen.number?)))
     }
 
     /// Returns the name of the operation, for requests that differ.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::mistake::Mistake;
 use crate::printed::Printed;
-use crate::table::{Parsed, Table, to_item};
+use crate::table::{Parsed, Table};
 use rows::{millis, number_of};
 
 /// How long a tick is, and by how much clocks differ.
@@ -347,13 +347,12 @@ impl World {
                 self.reach("replayed");
                 ended
             }
-            Step::Refused(None, true) if self.subject == Subject::Coalesced => {
+            Step::Refused(None, Some(holder)) if self.subject == Subject::Coalesced => {
                 if state.clients[index].runs_again {
                     self.reach("another one has begun since");
                     state.check_begun();
                 }
-                let row = state.table.row(KEYS[1]).map(to_item);
-                match row.and_then(|row| Operation::ask(KEYS[1], row, &acquiring, state.now(index))) {
+                match Operation::ask(KEYS[1], &holder, state.now(index)) {
                     Some(ask) => return self.operate(state, index, ask, None),
                     None => Phase::Left,
                 }

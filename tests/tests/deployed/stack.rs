@@ -126,14 +126,6 @@ impl Stack {
         invoke.invocation_type(InvocationType::Event).send().await.unwrap();
     }
 
-    /// Invokes `order-totals` with a batch of records, and returns its answer.
-    pub(crate) async fn records(&self, records: &Value) -> Value {
-        let event = Blob::new(json!({ "Records": records }).to_string());
-        let answer = self.lambda.invoke().function_name(in_stack("order-totals")).payload(event).send().await.unwrap();
-        assert_eq!(answer.function_error(), None);
-        serde_json::from_slice(answer.payload().unwrap().as_ref()).unwrap()
-    }
-
     /// The number and the quantity of the orders of an item, as `order-totals` counts them.
     pub(crate) async fn total(&self, item: &str) -> Option<[u64; 2]> {
         let row = self.row("order-totals", &format!("total#{item}")).await?;

@@ -108,17 +108,6 @@ async fn a_payment_with_a_lost_answer_of_the_table_is_made_once() {
 }
 
 #[tokio::test]
-async fn only_a_payment_that_panics_goes_back() {
-    let world = World::new().await;
-    let mut panicking = payment("power", 0);
-    panicking["panics"] = true.into();
-    assert_eq!(deliver(&world, 1, &[payment("rent", 0), panicking, payment("water", 0)]).await, [1]);
-    for (id, times) in [("rent", 1), ("power", 0), ("water", 1)] {
-        assert_eq!(times_paid(&world, id).await, times, "{id}");
-    }
-}
-
-#[tokio::test]
 async fn a_sender_cannot_choose_that_a_payment_takes_long_fails_or_panics() {
     let world = World::new().await;
     let payment = Payment {

@@ -182,7 +182,6 @@ fn records_that_lambda_gives_up_have_a_destination() {
     }
 }
 
-// API Gateway ends a request to a REST API after 29 s.
 #[test]
 fn dead_letters_of_each_template_are_kept_for_two_weeks() {
     for template in templates() {
@@ -191,6 +190,7 @@ fn dead_letters_of_each_template_are_kept_for_two_weeks() {
     }
 }
 
+// API Gateway ends a request to a REST API after 29 s.
 #[test]
 fn the_http_template_answers_before_api_gateway_gives_up() {
     let number = |text: &str, before: &str| {

@@ -158,6 +158,10 @@ fn a_changed_turn_costs_time_and_no_guarantee() {
                 (false, true) => locks.semaphore(KEY, 2).acquire().attempt_in_turn(turn).await,
                 (false, false) => locks.acquire(KEY).attempt_in_turn(turn).await,
             };
+            // The row knows how long holds take.
+            let held = hold_all().await;
+            sleep(Duration::from_secs(1)).await;
+            release(held).await;
             let held = hold_all().await;
             let Attempt::Waiting(real) = attempt(None).await.unwrap() else { panic!("it was free") };
             let mut json = serde_json::to_value(&real).unwrap();

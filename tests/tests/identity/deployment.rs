@@ -180,33 +180,6 @@ async fn a_caller_cannot_choose_that_a_deployment_takes_long_or_fails() {
     assert_eq!(release(&world).await.unwrap()["version"].as_s().unwrap(), "7");
 }
 
-#[tokio::test]
-async fn a_late_copy_of_a_state_releases_nothing_and_frees_no_later_lock() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let taken = take(&world, "1").await.unwrap();
-    invoke(&world, &host, free("1")).await.unwrap();
-    let next = take(&world, "2").await.unwrap();
-    let (error, _) = invoke(&world, &host, work("1", taken, "7")).await.unwrap_err();
-    assert_eq!(error, "LockLost");
-    assert_eq!(release(&world).await, None);
-    assert_eq!(invoke(&world, &host, free("1")).await.unwrap(), Done::Freed);
-    invoke(&world, &host, work("2", next, "8")).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_late_copy_of_the_first_state_holds_the_key_until_its_lease_ends() {
-    let world = World::new().await;
-    let host = world.host().build();
-    take(&world, "1").await.unwrap();
-    invoke(&world, &host, free("1")).await.unwrap();
-    take(&world, "1").await.unwrap();
-    let Done::Waiting { turn, .. } = ask(&world, "2", None).await.unwrap() else { panic!("it has the lock") };
-    host.advance_clock(Duration::from_mins(10) + 2 * CLOCK_SKEW);
-    let step = Step::Take { input: input("8"), execution: "2".to_owned(), turn: Some(turn) };
-    assert!(matches!(invoke(&world, &host, step).await.unwrap(), Done::Taken { .. }));
-}
-
 #[tokio::test(start_paused = true)]
 async fn the_earlier_of_two_attempts_at_once_cannot_undo_the_later() {
     let world = World::in_virtual_time().await;
@@ -223,20 +196,6 @@ async fn the_earlier_of_two_attempts_at_once_cannot_undo_the_later() {
     assert_eq!(number(&release(&world).await.unwrap(), "fence"), fence_of(&later.unwrap()));
     // The earlier attempt has not freed the lock of the later one.
     assert!(matches!(ask(&world, "2", None).await.unwrap(), Done::Waiting { .. }));
-}
-
-#[tokio::test]
-async fn branches_with_identities_of_their_own_exclude_each_other() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let (east, west) = (take(&world, "1").await.unwrap(), take(&world, "1").await.unwrap());
-    assert!(west > east);
-    for fence in [west, east] {
-        invoke(&world, &host, work("1", fence, "7")).await.unwrap();
-    }
-    invoke(&world, &host, free("1")).await.unwrap();
-    take(&world, "1#east").await.unwrap();
-    assert!(matches!(ask(&world, "1#west", None).await.unwrap(), Done::Waiting { .. }));
 }
 
 #[tokio::test]

@@ -5,18 +5,9 @@ use std::time::Duration;
 use lambda_lock::embedded::{Faults, Host};
 use lambda_lock::{Acquire, Data, ErrorKind, Locks};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{LoseAnswers, keep_log, logged};
+use lambda_lock_tests::invocation::LoseAnswers;
 
-use crate::{ARN, CLOCK_SKEW, LEASE, by, host, ms};
-
-/// A kind of lock that can be kept.
-type Claim = fn(&Locks) -> Acquire;
-
-const CLAIMS: [(&str, Claim); 3] = [
-    ("a key", |locks| locks.acquire("job")),
-    ("a permit", |locks| locks.semaphore("job", 2).acquire()),
-    ("several keys", |locks| locks.acquire_all(["job", "other job"])),
-];
+use crate::{ARN, LEASE, by, host, ms};
 
 /// Asserts that the hosts have sent so many requests in all.
 #[track_caller]
@@ -26,24 +17,12 @@ fn assert_requests(hosts: &[&Host], expected: u64) {
 }
 
 #[tokio::test]
-async fn a_kept_lock_sends_nothing_and_stays_held() {
-    for (claim, acquire) in CLAIMS {
-        let world = World::new().await;
-        let (first, locks) = host(&world);
-        let lock = acquire(&locks).lease(LEASE).identity(ARN).await.unwrap();
-        assert_eq!(lock.identity(), Some(ARN));
-        let before = world.row("job").await;
-        lock.keep();
-        locks.flush(Duration::from_mins(1)).await.unwrap();
-        assert_requests(&[&first], 1);
-        assert_eq!(world.row("job").await, before, "{claim}");
-        assert!(locks.release_identity("job", ARN).await.unwrap(), "{claim}");
-    }
-}
-
-#[tokio::test]
 async fn three_steps_take_four_requests() {
-    for ((claim, acquire), requests) in CLAIMS.into_iter().zip([4, 6, 6]) {
+    for (claim, acquire, requests) in [
+        ("a key", (|locks| locks.acquire("job")) as fn(&Locks) -> Acquire, 4),
+        ("a permit", |locks| locks.semaphore("job", 2).acquire(), 6),
+        ("several keys", |locks| locks.acquire_all(["job", "other job"]), 6),
+    ] {
         let world = World::new().await;
         let [(one, first), (two, second), (three, third)] = [host(&world), host(&world), host(&world)];
         let lock = acquire(&first).lease(LEASE).identity(ARN).await.unwrap();
@@ -59,26 +38,6 @@ async fn three_steps_take_four_requests() {
         for key in ["job", "other job"] {
             assert!(third.get(key).await.unwrap().is_none_or(|holder| !holder.is_current()), "{claim}");
         }
-    }
-}
-
-#[tokio::test]
-async fn a_step_that_is_repeated_after_a_crash_goes_on_at_once() {
-    for (claim, acquire) in CLAIMS {
-        let world = World::new().await;
-        let lock = acquire(&world.default_locks()).lease(LEASE).identity(ARN).await.unwrap();
-        let fence = lock.fence();
-        lock.keep();
-        let (crashing, locks) = host(&world);
-        let crashed = acquire(&locks).lease(LEASE).identity(ARN).take_over_from(fence).await.unwrap();
-        let crashed_fence = crashed.fence();
-        crashing.crash();
-        // The retry has the input of the attempt that crashed.
-        let (retrying, locks) = host(&world);
-        let lock = acquire(&locks).lease(LEASE).identity(ARN).take_over_from(fence).await.unwrap();
-        assert_requests(&[&retrying], 2);
-        assert!(lock.fence() > crashed_fence, "{claim}");
-        lock.release().await.unwrap();
     }
 }
 
@@ -274,19 +233,4 @@ async fn a_takeover_that_is_dropped_leaves_the_lock_to_its_identity() {
     locks.flush(Duration::from_mins(1)).await.unwrap();
     assert!(world.default_locks().try_acquire("job").await.unwrap().is_none());
     by(&world.default_locks(), ARN).take_over().await.unwrap().release().await.unwrap();
-}
-
-/// The hold of the lock goes on, so only its end is logged and counted.
-#[tokio::test]
-async fn a_kept_lock_logs_no_warning() {
-    keep_log();
-    let world = World::new().await;
-    let (host, locks) = host(&world);
-    let key = format!("key-{:016x}", fastrand::u64(..));
-    let lock = locks.acquire(&key).lease(LEASE).identity(ARN).await.unwrap();
-    lock.keep();
-    host.advance_clock(LEASE + CLOCK_SKEW);
-    let lines = logged(&key);
-    assert!(lines.iter().any(|line| line.contains("kept")), "{lines:?}");
-    assert!(!lines.iter().any(|line| line.contains("WARN")), "{lines:?}");
 }

@@ -4,38 +4,10 @@ use std::time::Duration;
 
 use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::millis;
 
-use crate::{ARN, CLOCK_SKEW, host, number};
+use crate::host;
 
-const LONGEST: Duration = hours(366 * 24);
-/// The default.
-const RETENTION: Duration = Duration::from_hours(24);
-
-const fn hours(hours: u64) -> Duration {
-    Duration::from_hours(hours)
-}
-
-#[tokio::test]
-async fn a_lock_can_be_held_for_366_days() {
-    let world = World::new().await;
-    let (first, locks) = host(&world);
-    let lock = locks.acquire("job").identity(ARN).lease(LONGEST).await.unwrap();
-    assert!(lock.remaining() > hours(366 * 24 - 1));
-    let row = world.row("job").await.unwrap();
-    assert_eq!(number(&row, "in_progress_expiration"), millis(lock.expires_at() + CLOCK_SKEW));
-    assert!(number(&row, "expiration") * 1000 >= millis(lock.expires_at() + CLOCK_SKEW + RETENTION));
-    first.advance_clock(hours(366 * 24 - 1));
-    assert!(lock.is_valid());
-    let (second, others) = host(&world);
-    second.advance_clock(hours(366 * 24 - 1));
-    assert!(others.try_acquire("job").await.unwrap().is_none());
-    lock.renew(LONGEST).await.unwrap();
-    lock.keep();
-    second.advance_clock(hours(366 * 24 - 2));
-    let lock = others.acquire("job").identity(ARN).lease(LONGEST).take_over().await.unwrap();
-    assert!(lock.remaining() > hours(366 * 24 - 1));
-}
+const LONGEST: Duration = Duration::from_hours(366 * 24);
 
 #[tokio::test]
 async fn a_long_hold_leaves_no_hold_time_to_waiters() {

@@ -222,16 +222,6 @@ fn the_template_watches_what_leaves_a_lock_held() {
 }
 
 #[tokio::test]
-async fn the_guides_state_machine_holds_the_lock_throughout() {
-    let world = World::new().await;
-    let work = || Ok(());
-    let output =
-        execute(&machine(), &Function { world: &world, work: &work, crashes: 0, wait: &nothing }, "1").await.unwrap();
-    assert_eq!(output["result"]["version"], 7);
-    assert!(is_free(&world).await);
-}
-
-#[tokio::test]
 async fn the_state_machine_of_the_guide_waits_in_turn() {
     let world = World::new().await;
     let other = Rc::new(world.default_locks().acquire("deploy").identity("2").lease(LEASE).await.unwrap());

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::Barrier;
 
 use crate::{
-    AFTER_THE_WINDOW, Failed, LEASE_IN_CONTEXT, MARGIN, Orders, WITHIN_THE_WINDOW, again, order, place, ran, refused,
+    AFTER_THE_WINDOW, Failed, LEASE_IN_CONTEXT, MARGIN, Orders, WITHIN_THE_WINDOW, order, place, ran, refused,
     replayed, with_each_language,
 };
 
@@ -75,25 +75,6 @@ async fn rust_refuses_a_run_of_powertools_without_a_lease_until_its_window_ends(
         let ours = sides.ours_later(AFTER_THE_WINDOW);
         assert_eq!(place(&ours, &order("crashed", "ours")).await, ran(&json!("ours")));
         assert_eq!(sides.theirs(&[], &[order("crashed", "theirs")]).await, [replayed(&json!("ours"))]);
-    })
-    .await;
-}
-
-#[tokio::test]
-#[ignore = "needs Powertools: .ci/run interop"]
-async fn powertools_refuses_a_run_in_progress_in_rust() {
-    with_each_language(async |sides| {
-        let ours = sides.ours();
-        let order = order("under way", "ours");
-        let outcome = ours
-            .run(&order, async |_| {
-                let theirs = sides.theirs(&LEASE_IN_CONTEXT, &again(std::slice::from_ref(&order))).await;
-                assert_eq!(theirs, [refused("IdempotencyAlreadyInProgressError")]);
-                Ok(order["result"].clone())
-            })
-            .await;
-        assert_eq!(outcome.unwrap(), "ours");
-        assert_eq!(place(&ours, &order).await, replayed(&json!("ours")));
     })
     .await;
 }

@@ -1,6 +1,7 @@
 //! Acquires of one identity: the later one takes over what the earlier one has.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -77,6 +78,39 @@ pub(crate) async fn a_later_acquire_of_the_identity_takes_over<S: Subject>() {
         lock.release().await.unwrap();
         assert_free::<S>(&world).await;
     }
+}
+
+/// Deletes a row when a refusal has shown it.
+#[derive(Debug)]
+struct DeletesOnce {
+    world: Arc<World>,
+    key: Mutex<Option<&'static str>>,
+}
+
+impl Intercept for DeletesOnce {
+    fn answer(&self, _: &str, _: &Value, answer: &mut Answer) {
+        if answer.status == 400
+            && let Some(key) = self.key.lock().unwrap().take()
+        {
+            let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let delete = || runtime().block_on(self.world.delete_row(key));
+            thread::scope(|scope| scope.spawn(delete).join().unwrap());
+        }
+    }
+}
+
+pub(crate) async fn a_takeover_of_a_row_that_was_deleted_meanwhile_acquires<S: Subject>() {
+    let world = Arc::new(World::new().await);
+    let earlier: S = acquired(&world.default_locks()).await;
+    let deletes = DeletesOnce { world: Arc::clone(&world), key: Mutex::new(Some(S::KEYS[0])) };
+    let host = world.host().intercept(deletes).build();
+    let mut lock: S = acquired(&world.locks(&host).build().unwrap()).await;
+    assert_larger(&lock.fences(), &earlier.fences());
+    assert_held_by(&world, &lock).await;
+    // A refusal, a takeover of a row that is gone, and an acquire of a free key. The other key of a set refuses that one.
+    assert_eq!(host.requests(), if S::KEYS.len() == 1 { 3 } else { 4 });
+    lock.release().await.unwrap();
+    drop(earlier);
 }
 
 /// Whatever fence it names.

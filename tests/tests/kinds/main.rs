@@ -142,6 +142,7 @@ macro_rules! rules {
     (identities, $subject:ident) => {
         tests! { $subject:
             identity::a_later_acquire_of_the_identity_takes_over
+            identity::a_takeover_of_a_row_that_was_deleted_meanwhile_acquires
             identity::another_identity_is_refused
             identity::an_identity_acquires_again_after_its_release_and_after_its_lease
             identity::a_takeover_that_is_never_answered_keeps_the_lock

@@ -1,43 +1,12 @@
-//! Acquiring a key: who gets it, what its row stores, what it costs, and how others read it.
+//! Acquiring a key: what it costs, and how others read it.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
-use lambda_lock::{Data, ErrorKind};
+use lambda_lock::Data;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
-use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, ms, number, text};
-
-#[tokio::test]
-async fn a_held_key_cannot_be_acquired_until_its_release() {
-    let world = World::new().await;
-    let (ours, theirs) = (world.default_locks(), world.default_locks());
-    let lock = ours.try_acquire("job").await.unwrap().unwrap();
-    assert!(theirs.try_acquire("job").await.unwrap().is_none());
-    assert!(theirs.acquire("job").await.unwrap_err().is_held());
-    lock.release().await.unwrap();
-    let next = theirs.try_acquire("job").await.unwrap().unwrap();
-    assert!(next.fence() > lock.fence());
-    next.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn the_row_stores_the_owner_and_the_deadline_plus_the_clock_skew() {
-    let world = World::new().await;
-    let locks = world.locks(&world.host().build()).holder("reporter").build().unwrap();
-    let lock = locks.acquire("job").await.unwrap();
-    assert_eq!(lock.expires_at(), lock.acquired_at() + LEASE);
-    let row = world.row("job").await.unwrap();
-    assert_eq!(row["status"], text("INPROGRESS"));
-    assert_eq!(row["owner"], text(lock.owner()));
-    assert_eq!(row["holder"], text("reporter"));
-    assert_eq!(number(&row, "fence"), lock.fence());
-    assert_eq!(number(&row, "acquired_at"), millis(lock.acquired_at()));
-    assert_eq!(number(&row, "in_progress_expiration"), millis(lock.expires_at() + CLOCK_SKEW));
-    lock.release().await.unwrap();
-}
+use crate::{CLOCK_SKEW, LEASE, ms};
 
 #[tokio::test]
 async fn each_call_sends_one_request_and_holding_a_lock_sends_none() {
@@ -85,18 +54,6 @@ async fn a_lock_is_valid_until_its_lease_ends_or_it_is_released() {
 }
 
 #[tokio::test]
-async fn each_acquisition_has_a_unique_owner() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let held = try_join_all((0..50).map(|key| locks.acquire(format!("job {key}")).into_future())).await.unwrap();
-    let mut owners: HashSet<String> = held.iter().map(|lock| lock.owner().to_owned()).collect();
-    held[0].release().await.unwrap();
-    let again = locks.acquire("job 0").await.unwrap();
-    owners.insert(again.owner().to_owned());
-    assert_eq!(owners.len(), 51);
-}
-
-#[tokio::test]
 async fn one_client_holds_many_keys_and_clones_exclude_each_other() {
     let world = World::new().await;
     let locks = world.default_locks();
@@ -132,14 +89,4 @@ async fn get_reads_the_holder_of_a_key() {
     host.advance_clock(LEASE + CLOCK_SKEW);
     assert!(!readers.get("job").await.unwrap().unwrap().is_current(), "the lease has ended");
     drop(lock);
-}
-
-#[tokio::test]
-async fn an_acquire_without_a_table_fails_and_does_not_create_it() {
-    let world = World::without_table();
-    let host = world.host().build();
-    let error = world.locks(&host).build().unwrap().acquire("job").wait(eagerly()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::TableNotFound);
-    assert_contains(&error, &[&world.table, "create"]);
-    assert_eq!(host.requests(), 1);
 }

@@ -1,10 +1,11 @@
 //! Waits of which each attempt is in another process.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use lambda_lock::embedded::{DynamoDb, Faults};
+use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Acquire, Attempt, Backoff, ErrorKind, Jitter, Lock, Locks, Turn, Wait};
-use lambda_lock_tests::{StepsClock, World};
+use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::{StepsClock, World, engine_with_latency};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -33,17 +34,6 @@ fn acquired(attempt: Attempt) -> Lock {
 /// The turn as the state of a workflow has it.
 fn through_json(turn: &Turn) -> Turn {
     serde_json::from_str(&serde_json::to_string(turn).unwrap()).unwrap()
-}
-
-#[tokio::test]
-async fn a_free_key_is_acquired_by_the_first_attempt() {
-    for kind in KINDS {
-        let world = World::new().await;
-        let host = world.host().build();
-        let lock = acquired(kind(&world.locks(&host).build().unwrap()).attempt_in_turn(None).await.unwrap());
-        assert_eq!(host.requests(), 1);
-        lock.release().await.unwrap();
-    }
 }
 
 #[tokio::test]
@@ -272,9 +262,7 @@ async fn a_turn_names_its_table_by_name_or_arn() {
 /// An engine in virtual time, and locks of a host whose requests take 5 ms.
 async fn virtual_locks() -> (DynamoDb, Locks) {
     fastrand::seed(7);
-    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
-    let latency = Duration::from_micros(2500);
-    let host = engine.host().faults(Faults::seeded(7).latency(latency..latency)).build();
+    let (engine, host) = engine_with_latency(None::<LoseAnswers>);
     let locks = Locks::builder(host.client(), "locks").build().unwrap();
     Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
     (engine, locks)

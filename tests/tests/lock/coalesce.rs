@@ -168,16 +168,6 @@ async fn the_release_of_an_identity_says_whether_work_was_left_to_it() {
     }
 }
 
-/// Only a refusal knows which attempts to give up.
-#[tokio::test]
-async fn a_holder_that_was_read_can_be_left_work() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let lock = locks.acquire(KEY).await.unwrap();
-    assert!(locks.coalesce(KEY, &holder(&locks).await).await.unwrap());
-    assert!(lock.release_coalescing().await.unwrap());
-}
-
 #[tokio::test]
 async fn without_locking_no_work_is_left() {
     let world = World::new().await;

@@ -1,11 +1,9 @@
 //! Data and attributes that a holder writes into the row.
 
-use std::time::Duration;
-
 use lambda_lock::{Data, ErrorKind};
 use lambda_lock_tests::World;
 
-use crate::{LEASE, assert_contains, lose_answers, text};
+use crate::{assert_contains, lose_answers, text};
 
 #[tokio::test]
 async fn data_passes_to_the_next_holder_until_it_is_replaced() {
@@ -35,20 +33,6 @@ async fn a_lock_whose_answer_was_lost_has_its_data() {
 }
 
 #[tokio::test]
-async fn a_renewal_and_a_release_write_data() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let lock = locks.acquire("job").data("page 1").await.unwrap();
-    lock.set_data("page 2");
-    assert_eq!(world.row("job").await.unwrap()["data"], text("page 1"), "nothing is sent yet");
-    lock.renew(LEASE).await.unwrap();
-    assert_eq!(world.row("job").await.unwrap()["data"], text("page 2"));
-    lock.set_data("page 3");
-    lock.release().await.unwrap();
-    assert_eq!(locks.acquire("job").await.unwrap().data().and_then(Data::as_str), Some("page 3"));
-}
-
-#[tokio::test]
 async fn an_acquire_writes_other_attributes_but_not_those_of_the_lock() {
     let world = World::new().await;
     let host = world.host().build();
@@ -71,18 +55,4 @@ async fn an_acquire_writes_other_attributes_but_not_those_of_the_lock() {
     assert_contains(&twice.await.unwrap_err(), &["`tenant`", "twice"]);
     assert_eq!(host.requests(), sent);
     lock.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn rejects_oversized_data_and_releases_the_key() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let lock = locks.acquire("job").await.unwrap();
-    lock.set_data("x".repeat(400 * 1024));
-    let error = lock.release().await.unwrap_err();
-    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("409600 bytes"), "{error}");
-    drop(lock);
-    while world.default_locks().get("job").await.unwrap().unwrap().is_current() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }

@@ -10,15 +10,6 @@ fn report() -> Row {
 }
 
 #[tokio::test]
-async fn a_transaction_with_the_condition_check_commits_while_the_lock_is_held() {
-    let world = World::new().await;
-    let lock = world.default_locks().acquire("job").await.unwrap();
-    transact(&world, lock.condition_check().unwrap(), report()).await.unwrap();
-    assert_eq!(world.row("report").await, Some(report()));
-    lock.release().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_transaction_with_the_condition_check_of_a_lost_lock_writes_nothing() {
     let world = World::new().await;
     let (ours, theirs) = (world.host().build(), world.host().build());

@@ -54,11 +54,6 @@ async fn the_first_retry_after_a_connection_that_breaks_does_not_wait() {
 }
 
 #[tokio::test]
-async fn the_first_retry_after_status_500_does_not_wait() {
-    assert_eq!(waits_after(Fault::ServerError).await, [Duration::ZERO]);
-}
-
-#[tokio::test]
 async fn the_first_retry_after_a_throttle_waits() {
     let waits = waits_after(Fault::Throttle).await;
     assert!(matches!(waits[..], [wait] if wait > Duration::ZERO && wait < ms(25)), "{waits:?}");

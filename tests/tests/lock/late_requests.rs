@@ -5,28 +5,21 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Data, ErrorKind, Lock};
+use lambda_lock::{Data, ErrorKind};
 use lambda_lock_tests::invocation::{all_tries_from, millis};
 use lambda_lock_tests::{Late, Refuse, StepsClock, World};
 use serde_json::{Value, json};
 
 use crate::{RETENTION, number};
 
-/// Returns a lock whose first release, with data and a minimum hold, was not answered and has not arrived.
-async fn released_without_an_answer(world: &World) -> (Lock, Late) {
-    let late = Late::updates(all_tries_from(2));
-    let host = world.host().intercept(late.clone()).build();
-    let lock = world.locks_with_quick_retries(&host).build().unwrap();
-    let lock = lock.acquire("job").min_hold(Duration::from_hours(1)).await.unwrap();
-    lock.set_data("first");
-    assert_eq!(lock.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    (lock, late)
-}
-
 #[tokio::test]
 async fn a_second_release_replaces_an_unanswered_first_release() {
-    let world = World::new().await;
-    let (lock, late) = released_without_an_answer(&world).await;
+    let (world, late) = (World::new().await, Late::updates(all_tries_from(2)));
+    let host = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let lock = locks.acquire("job").min_hold(Duration::from_hours(1)).await.unwrap();
+    lock.set_data("first");
+    assert_eq!(lock.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(late.deliver(&world).await);
     lock.set_data("second");
     lock.clear_min_hold();

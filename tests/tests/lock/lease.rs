@@ -6,20 +6,7 @@ use lambda_lock::Attempt;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
-use crate::{CLOCK_SKEW, LEASE, RETENTION, ms, number};
-
-#[tokio::test]
-async fn the_ttl_is_the_end_of_the_lease_plus_the_retention_in_seconds() {
-    let world = World::new().await;
-    let lock = world.default_locks().acquire("job").await.unwrap();
-    let row = world.row("job").await.unwrap();
-    let ttl = lock.expires_at() + CLOCK_SKEW + RETENTION;
-    assert_eq!(number(&row, "expiration"), millis(ttl).div_ceil(1000));
-    lock.release().await.unwrap();
-    let row = world.row("job").await.unwrap();
-    let ttl = number(&row, "freed_at") + 24 * 3_600_000;
-    assert!((ttl..=ttl + 1000).contains(&(number(&row, "expiration") * 1000)));
-}
+use crate::{LEASE, ms};
 
 #[tokio::test]
 async fn the_lease_of_an_acquire_ends_after_its_length_or_at_its_deadline() {

@@ -39,9 +39,8 @@ use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::rows::text;
 use lambda_lock_tests::{Row, World, assert_contains, ms};
 
-/// The defaults, and the bound of 366 days.
+/// The defaults.
 const LEASE: Duration = Duration::from_secs(30);
-const LONGEST_LEASE: Duration = Duration::from_hours(366 * 24);
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
 const RETENTION: Duration = Duration::from_hours(24);
 

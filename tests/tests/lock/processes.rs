@@ -8,6 +8,7 @@ use std::time::Duration;
 use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Backoff, Wait};
 use lambda_lock_tests::World;
+use tokio::time::timeout;
 
 /// Long enough for a refusal on a machine that runs all other tests at the same time.
 const LEASE: Duration = Duration::from_secs(3);
@@ -54,7 +55,7 @@ async fn the_key_of_a_killed_process_is_free_when_its_lease_has_ended() {
     let world = World::new().await;
     let locks = world.default_locks();
     let mut doomed = Contender::start(&world, &endpoint);
-    let fence = doomed.holding().await;
+    let fence = timeout(Duration::from_mins(1), doomed.holding()).await.unwrap();
     let name = format!("process {}", doomed.0.id());
     drop(doomed);
     let refused = locks.acquire("job").await.unwrap_err();

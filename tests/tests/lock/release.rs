@@ -4,25 +4,19 @@ use std::time::Duration;
 
 use lambda_lock::Data;
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{keep_warnings, logged, millis};
+use lambda_lock_tests::invocation::millis;
 
-use crate::{CLOCK_SKEW, LEASE, eagerly};
+use crate::{CLOCK_SKEW, LEASE};
 
 #[tokio::test]
-async fn a_dropped_lock_warns_and_is_released_in_the_background() {
-    keep_warnings();
+async fn a_dropped_lock_leaves_its_data_to_the_next_holder() {
     let world = World::new().await;
-    let key = format!("dropped by {}", world.table);
-    let lock = world.default_locks().acquire(&key).await.unwrap();
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").await.unwrap();
     lock.set_data("page 7");
     drop(lock);
-    let next = world.default_locks().acquire(&key).wait(eagerly().up_to(LEASE / 3)).await.unwrap();
-    assert_eq!(next.data(), Some(&Data::from("page 7")));
-    next.release().await.unwrap();
-    drop(next);
-    let warnings = logged(&key);
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("WARN") && warnings[0].contains("dropped without a release"));
+    locks.flush(LEASE).await.unwrap();
+    assert_eq!(locks.acquire("job").await.unwrap().data(), Some(&Data::from("page 7")));
 }
 
 #[tokio::test]

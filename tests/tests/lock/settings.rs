@@ -14,18 +14,7 @@ use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, logged};
 use serde_json::{Value, json};
 
-use crate::{LEASE, LONGEST_LEASE, assert_contains, eagerly, ms};
-
-#[tokio::test]
-async fn the_callers_client_is_used_unchanged() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let config =
-        host.client().config().to_builder().app_name(aws_sdk_dynamodb::config::AppName::new("theirs").unwrap());
-    let locks = Locks::builder(Client::from_conf(config.build()), &world.table).build().unwrap();
-    locks.acquire("job").await.unwrap().release().await.unwrap();
-    assert_eq!(host.requests(), 2);
-}
+use crate::{LEASE, assert_contains, eagerly, ms};
 
 #[test]
 fn requests_go_to_the_endpoint_that_the_environment_names() {
@@ -173,9 +162,7 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
     let day = Duration::from_hours(24);
     let acquire = || locks.acquire("job");
     for (acquire, parts) in [
-        (acquire().lease(Duration::ZERO), &["lease", "0s", "1ms"][..]),
-        (acquire().lease(LONGEST_LEASE + ms(1)), &["lease", "1year 18h 1ms", "1ms and 366days"]),
-        (acquire().lease(Duration::MAX), &["lease", "1ms and 366days"]),
+        (acquire().lease(Duration::MAX), &["lease", "1ms and 366days"][..]),
         (acquire().lease(day + ms(1)).deadline(host.now() + day / 2), &["lease", "1day 1ms", "1ms and 1day"]),
         (acquire().identity(""), &["identity", "0 bytes", "1 to 1024"]),
         (acquire().identity("i".repeat(1025)), &["identity", "1025 bytes", "1 to 1024"]),
@@ -190,16 +177,6 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
         assert_contains(&error, parts);
     }
     assert_eq!(host.requests(), 0);
-    let lock = acquire().await.unwrap();
-    let longer = (LONGEST_LEASE + ms(1), ["1year 18h 1ms", "1ms and 366days"]);
-    for (lease, parts) in [(Duration::ZERO, ["0s", "1ms"]), longer] {
-        let error = lock.renew(lease).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert_contains(&error, &parts);
-    }
-    assert_eq!(host.requests(), 1);
-    assert!(lock.is_valid());
-    lock.release().await.unwrap();
 }
 
 #[tokio::test]

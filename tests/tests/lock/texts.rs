@@ -2,11 +2,10 @@
 
 use std::fmt::Display;
 
-use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Error, ErrorKind, Holder};
 use lambda_lock_tests::World;
-use serde_json::{Value, json};
 
+use crate::waiting::Refuse;
 use crate::{number, text};
 
 /// A value that would begin a line of a log, and reverses the direction of text.
@@ -146,22 +145,9 @@ async fn other_keys_of_the_table_are_named_with_those_of_the_settings() {
     }
 }
 
-/// Refuses updates with this code and a message of DynamoDB.
-#[derive(Debug)]
-struct Refusing(&'static str);
-
-impl Intercept for Refusing {
-    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
-        if operation == "UpdateItem" {
-            answer.status = 400;
-            answer.body = json!({ "__type": self.0, "message": "said by DynamoDB" });
-        }
-    }
-}
-
 async fn refused_with(code: &'static str) -> Error {
     let world = World::new().await;
-    let locks = world.locks(&world.host().intercept(Refusing(code)).build()).build().unwrap();
+    let locks = world.locks(&world.host().intercept(Refuse(400, code)).build()).build().unwrap();
     locks.acquire("job").await.unwrap_err()
 }
 

@@ -33,16 +33,6 @@ fn in_ms(value: &AttributeValue) -> f64 {
 }
 
 #[tokio::test]
-async fn an_acquire_of_a_free_key_takes_no_place() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let lock = world.locks(&host).build().unwrap().acquire("job").wait(in_turn()).await.unwrap();
-    lock.release().await.unwrap();
-    assert_eq!(host.requests(), 2);
-    assert!(!world.row("job").await.unwrap().contains_key("tail"));
-}
-
-#[tokio::test]
 async fn a_waiter_for_a_result_takes_no_place() {
     let world = World::new().await;
     let once =

@@ -16,26 +16,6 @@ fn locks_in(file: &std::path::Path) -> Locks {
 }
 
 #[tokio::test]
-async fn two_engines_on_one_file_exclude_each_other() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("locks.sqlite");
-    let (here, there) = (locks_in(&file), locks_in(&file));
-    here.create_table().await.unwrap();
-    there.create_table().await.unwrap();
-    let lock = here.acquire("nightly").data("page 7").holder("here").await.unwrap();
-    let holder = seen(&there, "nightly").await;
-    assert_eq!((holder.name(), holder.owner()), (Some("here"), Some(lock.owner())));
-    assert!(there.try_acquire("nightly").await.unwrap().is_none());
-    lock.release().await.unwrap();
-    let next = there.acquire("nightly").await.unwrap();
-    assert!(next.fence() > lock.fence());
-    assert_eq!(next.data().unwrap().as_str(), Some("page 7"));
-    assert!(here.try_acquire("nightly").await.unwrap().is_none());
-    next.release().await.unwrap();
-    assert!(here.check().await.is_healthy());
-}
-
-#[tokio::test]
 async fn a_reopened_engine_keeps_its_rows() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("locks.sqlite");

@@ -12,7 +12,7 @@ use lambda_lock_tests::{Refuse, World};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::{completed, in_progress, listed, locks_on, ms, number, s, seen, world_without_ttl};
+use crate::{completed, in_progress, locks_on, ms, number, s, seen, world_without_ttl};
 
 async fn check_in_a_transaction(host: &Host, lock: &Lock) -> bool {
     let check = TransactWriteItem::builder().condition_check(lock.condition_check().unwrap()).build();
@@ -49,23 +49,6 @@ async fn a_key_released_by_force_is_free_at_once_and_lost_for_its_holder() {
     assert!(old.release().await.unwrap_err().is_lost());
     assert!(check_in_a_transaction(&operator, &next).await);
     next.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_release_after_a_release_by_force_is_lost_and_changes_nothing() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let old = locks.acquire("nightly").await.unwrap();
-    assert!(locks.force_release("nightly", &seen(&locks, "nightly").await).await.unwrap());
-    let row = world.row("nightly").await;
-    let error = old.release().await.unwrap_err();
-    assert!(error.is_lost());
-    let said = format!("was lost, because an operator ended it (process {})", std::process::id());
-    assert!(error.to_string().ends_with(&said), "{error}");
-    assert_eq!(world.row("nightly").await, row);
-    let other = locks.acquire("another").await.unwrap();
-    assert!(locks.force_release("another", &seen(&locks, "another").await).await.unwrap());
-    assert!(other.renew(s(30)).await.unwrap_err().is_lost());
 }
 
 #[tokio::test]
@@ -173,18 +156,6 @@ async fn a_run_that_completes_after_it_was_seen_stays_completed() {
     run.await.unwrap();
     assert!(!locks.force_release("order", &holder.unwrap()).await.unwrap());
     assert_eq!(orders.run(&id, async |_| Ok("second".to_owned())).await.unwrap(), "first");
-}
-
-#[tokio::test]
-async fn a_release_by_force_with_a_lost_answer_succeeds() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let _lock = locks.acquire("nightly").await.unwrap();
-    let (host, tools) = locks_on(&world, world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)));
-    let holder = seen(&tools, "nightly").await;
-    assert!(tools.force_release("nightly", &holder).await.unwrap());
-    assert_eq!(host.requests(), 3, "a read, the release, and the SDK's second try");
-    locks.acquire("nightly").await.unwrap().release().await.unwrap();
 }
 
 /// Loses the answer to the first update, and notifies the test.
@@ -406,20 +377,6 @@ async fn a_completion_by_force_whose_answer_was_lost_succeeds() {
     let record = unfinished(&host, &locks).await;
     let (_, tools) = locks_on(&world, world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)));
     assert!(tools.force_complete("payment", &record, s(3600), None).await.unwrap());
-}
-
-#[tokio::test]
-async fn a_holder_from_a_list_or_a_refusal_can_be_released() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).key_prefix("app#").build().unwrap();
-    let _first = locks.acquire("first").await.unwrap();
-    let mut listed = listed(&locks).await;
-    assert!(locks.force_release("first", &listed.remove("first").unwrap().unwrap()).await.unwrap());
-    let _second = locks.acquire("first").await.unwrap();
-    let error = locks.acquire("first").await.unwrap_err();
-    assert!(locks.force_release("first", error.holder().unwrap()).await.unwrap());
-    locks.acquire("first").await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]

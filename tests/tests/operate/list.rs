@@ -8,7 +8,6 @@ use lambda_lock::{ErrorKind, Holder};
 use lambda_lock_tests::invocation::{Counter, millis};
 use lambda_lock_tests::{Row, Undated, World};
 use serde_json::{Value, json};
-
 use tokio::time::sleep;
 
 use crate::{completed, in_progress, listed, locks_on, ms, number, s, text, world_with_keys, world_without_ttl};
@@ -264,31 +263,4 @@ async fn a_list_of_an_empty_table_is_empty_and_of_a_missing_table_an_error() {
     assert!(listed(&world.default_locks()).await.is_empty());
     let missing = World::without_table();
     assert_eq!(missing.default_locks().list().next_page().await.unwrap_err().kind(), ErrorKind::TableNotFound);
-}
-
-#[tokio::test]
-async fn has_released_tells_a_release_from_a_crash() {
-    let world = World::new().await;
-    let (host, locks) = locks_on(&world, world.host());
-    let has_released = async |key: &str| locks.get(key).await.unwrap().unwrap().has_released();
-    let lock = locks.acquire("nightly").lease(s(10)).await.unwrap();
-    assert!(!has_released("nightly").await, "while it is held");
-    host.advance_clock(s(20));
-    assert!(!has_released("nightly").await, "after its lease");
-    lock.release().await.unwrap();
-    assert!(has_released("nightly").await, "after its release");
-    let next = locks.acquire("nightly").await.unwrap();
-    assert!(!has_released("nightly").await, "by the next holder");
-    // A refusal has the same information.
-    let error = locks.acquire("nightly").await.unwrap_err();
-    assert!(!error.holder().unwrap().has_released());
-    next.release().await.unwrap();
-
-    let orders = completed(&locks);
-    orders.run(&"done".to_owned(), async |_| Ok("done".to_owned())).await.unwrap();
-    assert!(has_released("done").await, "a completed run");
-    orders.run(&"declined".to_owned(), async |_| Err("declined".to_owned())).await.unwrap_err();
-    assert!(has_released("declined").await, "a run that was released");
-    world.put_row(in_progress("of another library", 1)).await;
-    assert!(!has_released("of another library").await, "a row without an owner");
 }

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures_util::future::join_all;
-use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{ErrorKind, Locks};
 use tokio::time::sleep;
 
-use crate::{KEY, SECOND, ms};
+use crate::{KEY, SECOND, engine, ms};
 
 /// How many writes a partition takes in a second.
 const CEILING: u32 = 200;
@@ -17,9 +16,7 @@ const SECONDS: u32 = 5;
 /// Calls come at twice the ceiling, from a host each, and the rate is the ceiling.
 #[tokio::test(start_paused = true)]
 async fn at_twice_the_ceiling_four_fifths_of_it_pass() {
-    let engine = DynamoDb::new().unwrap();
-    Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
-    let engine = engine.limit_partitions(CEILING);
+    let engine = engine().await.limit_partitions(CEILING);
     let passed = Arc::new(AtomicU32::new(0));
     let calls = (0..2 * CEILING * SECONDS).map(|number| {
         let (engine, passed) = (engine.clone(), Arc::clone(&passed));

@@ -3,29 +3,19 @@
 use std::error::Error as _;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::join_all;
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::{DynamoDb, Faults, Host, Intercept};
-use lambda_lock::{ErrorKind, Locks};
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::{SECOND, assert_refused, ms, ten_a_second};
-
-async fn engine() -> DynamoDb {
-    let engine = DynamoDb::new().unwrap();
-    Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
-    engine
-}
+use crate::{SECOND, assert_refused, engine, ms, since, ten_a_second};
 
 /// A host whose requests take this long in each direction.
 fn host(engine: &DynamoDb, seed: u64, latency: Range<Duration>) -> Host {
     engine.host().faults(Faults::seeded(seed).latency(latency)).build()
-}
-
-fn since(engine: &DynamoDb, started: SystemTime) -> Duration {
-    engine.now().duration_since(started).unwrap()
 }
 
 /// Returns the most calls that passed within any second.

@@ -72,15 +72,3 @@ async fn a_pause_of_a_wrong_clock_is_taken_back() {
     assert_eq!(error.kind(), ErrorKind::ClockSkew, "{error}");
     assert_eq!(world.row(KEY).await.unwrap()["due"], before);
 }
-
-#[tokio::test]
-async fn a_key_of_another_kind_is_not_paused() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let lock = locks.acquire(KEY).await.unwrap();
-    let before = world.row(KEY).await;
-    let error = locks.rate(KEY, 10, SECOND).pause_for(PAUSE).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::WrongKind, "{error}");
-    assert_eq!(world.row(KEY).await, before);
-    lock.release().await.unwrap();
-}

@@ -92,6 +92,10 @@ async fn a_key_of_another_kind_is_refused_and_stays() {
     let before = rows().await;
     for (error, expected) in [
         (locks.rate("lock", 1, SECOND).pass().await.unwrap_err(), "is a lock or a record of idempotency, not a rate"),
+        (
+            locks.rate("lock", 1, SECOND).pause_for(HOUR).await.unwrap_err(),
+            "is a lock or a record of idempotency, not a rate",
+        ),
         (locks.rate("semaphore", 1, SECOND).pass().await.unwrap_err(), "is a semaphore, not a rate"),
         (locks.acquire("rate").await.unwrap_err(), "is a rate, not a lock"),
         (locks.semaphore("rate", 2).acquire().await.unwrap_err(), "is a rate, not a semaphore"),

@@ -6,12 +6,11 @@ use lambda_lock::Locks;
 use lambda_lock::embedded::{DynamoDb, Host};
 use tokio::time::sleep;
 
-use crate::{KEY, SECOND, assert_refused, ms, ten_a_second};
+use crate::{KEY, SECOND, assert_refused, engine, ms, ten_a_second};
 
 /// A host of its own, in virtual time.
 async fn host() -> (DynamoDb, Host) {
-    let engine = DynamoDb::new().unwrap();
-    Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
+    let engine = engine().await;
     let host = engine.host().build();
     (engine, host)
 }
@@ -80,8 +79,7 @@ async fn one_request_reserves_several_calls() {
 #[tokio::test(start_paused = true)]
 async fn calls_in_bulk_pass_the_ceiling_of_a_partition() {
     const CEILING: u32 = 20;
-    let (engine, _) = host().await;
-    let engine = engine.limit_partitions(CEILING);
+    let engine = engine().await.limit_partitions(CEILING);
     let locks = Locks::builder(engine.host().build().client(), "locks").build().unwrap();
     let bulk = locks.rate(KEY, 4 * CEILING, SECOND).weight(8);
     let (mut calls, mut end) = (0, Duration::ZERO);

@@ -68,24 +68,6 @@ async fn a_hundred_permits_with_the_longest_names_fit_into_a_row() {
 }
 
 #[tokio::test]
-async fn a_hundred_permits_with_names_of_30_bytes_need_16_kb() {
-    let world = World::new().await;
-    let bank = world.default_locks().semaphore(KEY, 100);
-    let mut held = Vec::new();
-    for _ in 0..100 {
-        held.push(bank.acquire().holder("n".repeat(30)).await.unwrap());
-    }
-    let bytes = size_of_all(&row(&world).await);
-    assert!(bytes <= 16_384, "{bytes} bytes");
-    let host = world.host().intercept(WithinLimits).build();
-    let locks = world.locks(&host).build().unwrap();
-    let holder = locks.get(KEY).await.unwrap().unwrap();
-    assert!(locks.force_release(KEY, &holder).await.unwrap());
-    assert!(permits(&row(&world).await).is_empty());
-    drop(held);
-}
-
-#[tokio::test]
 async fn a_hundred_permits_of_identities_are_replaced_at_once_and_released_by_force() {
     let world = World::new().await;
     let locks = world.locks(&world.host().intercept(WithinLimits).build()).build().unwrap();

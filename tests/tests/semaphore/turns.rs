@@ -4,9 +4,10 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
-use lambda_lock::embedded::{DynamoDb, Faults, Host};
+use lambda_lock::embedded::{DynamoDb, Host};
 use lambda_lock::{Acquire, Locks, Wait};
-use lambda_lock_tests::ms;
+use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::{engine_with_latency, ms};
 use tokio::time::sleep;
 
 use crate::KEY;
@@ -27,9 +28,7 @@ struct Stage {
 impl Stage {
     async fn set() -> Self {
         fastrand::seed(7);
-        let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
-        let latency = Duration::from_micros(2500);
-        let host = engine.host().faults(Faults::seeded(7).latency(latency..latency)).build();
+        let (engine, host) = engine_with_latency(None::<LoseAnswers>);
         let locks = Locks::builder(host.client(), "locks").build().unwrap();
         locks.create_table().await.unwrap();
         Self { engine, host, locks }

@@ -3,34 +3,10 @@
 use lambda_lock::ErrorKind;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{keep_warnings, millis};
+use lambda_lock_tests::invocation::millis;
 use serde_json::{Value, json};
 
-use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, assert_free, assert_held_by, ms, number, rows, text};
-
-#[tokio::test]
-async fn an_acquire_is_one_request_and_so_is_the_release() {
-    let world = World::new().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).holder("transfer 17").build().unwrap();
-    let set = locks.acquire_all(KEYS).await.unwrap();
-    assert_eq!(host.requests(), 1);
-    assert!(set.is_valid() && set.is_enforced());
-    assert!(set.remaining() > LEASE / 2 && set.remaining() <= LEASE);
-    assert_eq!(set.expires_at(), set.acquired_at() + LEASE);
-    assert_held_by(&world, &set).await;
-    for row in rows(&world).await.map(Option::unwrap) {
-        assert_eq!((&row["status"], &row["holder"]), (&text("INPROGRESS"), &text("transfer 17")));
-        assert_eq!(number(&row, "acquired_at"), millis(set.acquired_at()));
-        assert_eq!(number(&row, "in_progress_expiration"), millis(set.expires_at() + CLOCK_SKEW));
-    }
-    set.release().await.unwrap();
-    assert_eq!(host.requests(), 2);
-    assert!(!set.is_valid());
-    set.release().await.unwrap();
-    assert_eq!(host.requests(), 2, "a second release");
-    assert_free(&world).await;
-}
+use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, assert_held_by, rows, text};
 
 /// While the first one runs, another one gets none of them, and learns who holds them.
 #[tokio::test]
@@ -55,40 +31,6 @@ async fn a_refusal_takes_no_key_and_names_every_key_in_the_way() {
     assert!(world.row("b").await.is_none());
     first.release().await.unwrap();
     last.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_refusal_by_another_set_names_all_its_keys() {
-    let world = World::new().await;
-    let set = world.default_locks().acquire_all(["a", "b", "c"]).await.unwrap();
-    let error = world.default_locks().acquire_all(["b", "c", "d"]).await.unwrap_err();
-    let mut keys: Vec<_> = error.holders().map(|(key, holder)| (key, holder.owner().unwrap())).collect();
-    keys.sort_unstable();
-    assert_eq!(keys, [("b", set.owner()), ("c", set.owner())]);
-    assert!(world.row("d").await.is_none());
-    set.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn each_key_of_a_set_is_an_ordinary_lock_for_others() {
-    let world = World::new().await;
-    let (ours, others) = (world.default_locks(), world.default_locks());
-    let set = ours.acquire_all(KEYS).holder("transfer").await.unwrap();
-    for key in KEYS {
-        let error = others.acquire(key).await.unwrap_err();
-        assert_eq!(error.holder().unwrap().owner(), Some(set.owner()));
-        assert_eq!(error.holders().count(), 1);
-        let holder = others.get(key).await.unwrap().unwrap();
-        assert!(holder.is_current());
-        assert_eq!((holder.name(), holder.fence()), (Some("transfer"), set.fence_of(key)));
-    }
-    set.release().await.unwrap();
-    for key in KEYS {
-        let lock = others.try_acquire(key).await.unwrap().unwrap();
-        assert!(Some(lock.fence()) > set.fence_of(key));
-        lock.release().await.unwrap();
-        assert!(others.get(key).await.unwrap().unwrap().has_released());
-    }
 }
 
 #[tokio::test]
@@ -136,9 +78,6 @@ async fn rejects_keys_outside_their_bounds_without_a_request() {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert_contains(&error, expected);
     }
-    let error = locks.acquire_all(KEYS).lease(ms(0)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid);
-    assert_contains(&error, &["lease is 0s"]);
     assert_eq!(host.requests(), 0);
 }
 
@@ -164,20 +103,6 @@ async fn a_malformed_row_fails_the_acquire_and_is_named() {
     assert_eq!(rows(&world).await, [None, row]);
 }
 
-#[tokio::test]
-async fn disabled_locks_send_nothing() {
-    keep_warnings();
-    let world = World::new().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).enabled(false).build().unwrap();
-    let set = locks.acquire_all(KEYS).await.unwrap();
-    assert!(set.is_valid() && !set.is_enforced());
-    assert_eq!((set.fence_of(KEYS[0]), set.fence_of("another")), (Some(0), None));
-    set.renew(LEASE).await.unwrap();
-    set.release().await.unwrap();
-    assert_eq!(host.requests(), 0);
-}
-
 /// Throttles the second key of each transaction that is refused.
 #[derive(Debug)]
 struct ThrottleSecond;
@@ -198,11 +123,4 @@ async fn a_refusal_by_a_holder_counts_more_than_the_throttling_of_another_key() 
     let error = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap_err();
     assert!(error.is_held(), "{error}");
     assert_eq!(error.holder().unwrap().owner(), Some(other.owner()));
-}
-
-#[tokio::test]
-async fn an_acquire_without_a_table_fails() {
-    let world = World::without_table();
-    let error = world.default_locks().acquire_all(KEYS).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::TableNotFound, "{error:?}");
 }

@@ -39,5 +39,7 @@ async fn without_the_setting_the_rejection_is_not_repeated_and_names_the_setting
 async fn disabled_locks_send_no_transaction() {
     let world = World::across_regions().await;
     let locks = world.locks(&world.host().build()).multi_region_strong_consistency(true).enabled(false);
-    locks.build().unwrap().acquire_all(KEYS).await.unwrap().release().await.unwrap();
+    let set = locks.build().unwrap().acquire_all(KEYS).await.unwrap();
+    assert_eq!(set.fence_of(KEYS[0]), Some(0));
+    set.release().await.unwrap();
 }

@@ -1,10 +1,8 @@
-//! Metrics of a batch of messages, or of records.
+//! Metrics of a batch of messages.
 
-use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
 use aws_lambda_events::sqs::SqsEvent;
 use lambda_lock::SqsConsumer;
 use lambda_lock::lambda::SqsMessage;
-use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock_tests::invocation::invocation;
 use serde_json::json;
 use tower::{Layer, ServiceExt, service_fn};
@@ -119,36 +117,4 @@ async fn the_rest_of_a_group_after_a_failure_is_counted_as_not_started() {
     let counted = stage.metrics.take();
     let items = ["done", "failed", "not_started"].map(|outcome| counted.count(&format!("batch_items: {outcome}")));
     assert_eq!((items, counted.sum("batch_items")), ([1, 1, 2], 4));
-}
-
-#[tokio::test(start_paused = true)]
-async fn each_record_of_a_stream_is_counted_once_by_its_outcome() {
-    let stage = Stage::set().await;
-    let (host, locks) = locks_on(stage.engine.host());
-    let records = [("1", "a", "work"), ("2", "b", "fail"), ("3", "b", "work"), ("4", "c", "work")];
-    let mut batch = KinesisEvent::default();
-    batch.records = records
-        .into_iter()
-        .map(|(number, key, body)| {
-            let mut record = KinesisEventRecord::default();
-            record.event_id = Some(format!("shardId-000000000000:{number}"));
-            record.kinesis.sequence_number = number.to_owned();
-            record.kinesis.partition_key = key.to_owned();
-            record.kinesis.data.0 = json!(body).to_string().into_bytes();
-            record
-        })
-        .collect();
-    batch.records[3].kinesis.data.0.truncate(2);
-    let handler =
-        service_fn(async |record: KinesisRecord<String>| if record.body == "fail" { Err(Failure) } else { Ok(()) });
-    let consumer = StreamConsumer::by_event_id(locks).layer(handler);
-    for expected in
-        [["done", "failed", "not_started", "unreadable"], ["duplicate", "failed", "not_started", "unreadable"]]
-    {
-        let answer = consumer.clone().oneshot(invocation(&host, batch.clone())).await.unwrap();
-        assert_eq!(answer.batch_item_failures[0].item_identifier.as_deref(), Some("2"));
-        let counted = stage.metrics.take();
-        let items = expected.map(|outcome| counted.count(&format!("batch_items: {outcome}")));
-        assert_eq!((items, counted.sum("batch_items")), ([1; 4], 4), "{expected:?}");
-    }
 }

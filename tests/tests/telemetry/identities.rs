@@ -20,6 +20,7 @@ async fn the_hold_of_all_steps_counts_once() {
     stage.metrics.take();
     lock.release().await.unwrap();
     stage.metrics.assert(&["hold_time [750.0]", "release_time [0.0]", "released 1"]);
+    assert_eq!(stage.traces.logged_at_info(), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]

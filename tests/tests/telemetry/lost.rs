@@ -80,22 +80,6 @@ async fn a_lock_taken_over_after_its_lease_is_counted_as_lost_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_found_by_a_release_names_the_new_holder() {
-    let stage = Stage::set().await;
-    let lock = stage.locks().acquire("nightly").await.unwrap();
-    take_away(&stage.locks(), "nightly").await;
-    let _next = stage.locks().acquire("nightly").holder("the next").await.unwrap();
-    sleep(ms(250)).await;
-    stage.metrics.take();
-    assert!(lock.release().await.unwrap_err().is_lost());
-    stage.metrics.assert(&["lost 1", "hold_time [251.0]", "release_failed: lost 1"]);
-    let [loss] = &stage.traces.logged("lost")[..] else { panic!("once") };
-    assert!(loss.fields["to"].contains("the next"), "{loss:?}");
-    drop(lock);
-    assert!(stage.traces.locks()[0].is_closed);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_lock_released_after_its_lease_is_counted_as_lost_and_released() {
     let stage = Stage::set().await;
     let lock = stage.locks().acquire("nightly").lease(s(1)).await.unwrap();

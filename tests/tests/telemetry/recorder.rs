@@ -8,25 +8,25 @@ use metrics::{LocalRecorderGuard, Unit, set_default_local_recorder};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
 /// The names of the metrics, which dashboards use.
-pub(crate) const PINNED: [(&str, &str, Unit); 18] = [
-    (names::ACQUIRED, "lambda_lock_acquired", Unit::Count),
-    (names::TAKEN_OVER, "lambda_lock_taken_over", Unit::Count),
-    (names::REFUSED, "lambda_lock_refused", Unit::Count),
-    (names::RELEASED, "lambda_lock_released", Unit::Count),
-    (names::WORK_FAILED, "lambda_lock_work_failed", Unit::Count),
-    (names::RELEASE_FAILED, "lambda_lock_release_failed", Unit::Count),
-    (names::LOST, "lambda_lock_lost", Unit::Count),
-    (names::RETRY_ATTEMPTS, "lambda_lock_retry_attempts", Unit::Count),
-    (names::RETRIES_EXHAUSTED, "lambda_lock_retries_exhausted", Unit::Count),
-    (names::REPLAYS, "lambda_lock_replays", Unit::Count),
-    (names::IN_PROGRESS_REFUSALS, "lambda_lock_in_progress_refusals", Unit::Count),
-    (names::BATCH_ITEMS, "lambda_lock_batch_items", Unit::Count),
-    (names::HTTP_PROBLEMS, "lambda_lock_http_problems", Unit::Count),
-    (names::ACQUIRE_TIME, "lambda_lock_acquire_time", Unit::Milliseconds),
-    (names::WAIT_TIME, "lambda_lock_wait_time", Unit::Milliseconds),
-    (names::RELEASE_TIME, "lambda_lock_release_time", Unit::Milliseconds),
-    (names::HOLD_TIME, "lambda_lock_hold_time", Unit::Milliseconds),
-    (names::WAITERS_AHEAD, "lambda_lock_waiters_ahead", Unit::Count),
+const PINNED: [(&str, Unit); 18] = [
+    ("lambda_lock_acquired", Unit::Count),
+    ("lambda_lock_taken_over", Unit::Count),
+    ("lambda_lock_refused", Unit::Count),
+    ("lambda_lock_released", Unit::Count),
+    ("lambda_lock_work_failed", Unit::Count),
+    ("lambda_lock_release_failed", Unit::Count),
+    ("lambda_lock_lost", Unit::Count),
+    ("lambda_lock_retry_attempts", Unit::Count),
+    ("lambda_lock_retries_exhausted", Unit::Count),
+    ("lambda_lock_replays", Unit::Count),
+    ("lambda_lock_in_progress_refusals", Unit::Count),
+    ("lambda_lock_batch_items", Unit::Count),
+    ("lambda_lock_http_problems", Unit::Count),
+    ("lambda_lock_acquire_time", Unit::Milliseconds),
+    ("lambda_lock_wait_time", Unit::Milliseconds),
+    ("lambda_lock_release_time", Unit::Milliseconds),
+    ("lambda_lock_hold_time", Unit::Milliseconds),
+    ("lambda_lock_waiters_ahead", Unit::Count),
 ];
 
 /// The labels of each metric, and their values.
@@ -101,7 +101,7 @@ impl Metrics {
         let mut counted = Counted::default();
         for (key, unit, description, value) in self.snapshotter.snapshot().into_vec() {
             let (_, key) = key.into_parts();
-            let (_, _, wanted) = PINNED.iter().find(|(_, name, _)| *name == key.name()).expect("a name that is pinned");
+            let (_, wanted) = PINNED.iter().find(|(name, _)| *name == key.name()).expect("a name that is pinned");
             assert_eq!(unit, Some(*wanted), "the unit of {key}");
             assert!(description.is_some_and(|description| !description.is_empty()), "{key} is not described");
             let labels: Vec<_> = key.labels().map(|label| (label.key(), label.value())).collect();

@@ -55,6 +55,7 @@ async fn a_dropped_lock_is_counted_as_failed_and_released_in_the_background() {
     let line = "attempts=1 fence=… held_ms=290 key=nightly outcome=released owner=… waited_ms=0 closed";
     assert_eq!(stage.traces.lock_lines(), [line]);
     assert_eq!(stage.traces.logged_at_info(), ["WARN a lock was dropped without a release"]);
+    assert_eq!(stage.traces.logged("a lock was dropped")[0].fields["key"], "nightly");
 
     let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("UpdateItem", 2..=1000)));
     drop(locks.acquire("nightly").await.unwrap());

@@ -11,34 +11,6 @@ use tokio::task::yield_now;
 use crate::{KEY, KINDS, Table, run};
 
 #[tokio::test(start_paused = true)]
-async fn a_step_without_its_lock_does_nothing() {
-    for kind in KINDS {
-        let table = Table::new().await;
-        let (locks, operator) = (table.locks.clone(), table.locks.clone());
-        let result = run(move |ctx| {
-            let (locks, operator) = (locks.clone(), operator.clone());
-            async move {
-                let lock = kind(&ctx, &locks);
-                let lost = lock.run(|held| async move {
-                    held.context()
-                        .step(move |_| async move {
-                            let seen = operator.get(KEY).await?.ok_or("no row")?;
-                            Ok(operator.force_release(KEY, &seen).await?)
-                        })
-                        .await?;
-                    Ok(held.step("work", |_| async { Ok("done".to_owned()) }).await?)
-                });
-                let error = lost.await.unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-                Ok(error.error_type().unwrap().to_owned())
-            }
-        })
-        .await;
-        assert_eq!(result.output().map(String::as_str), Some("LockLost"), "{:?}", result.error_message());
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_step_ends_with_its_lease() {
     let table = Table::new().await;
     let locks = table.locks.clone();

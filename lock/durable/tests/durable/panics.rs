@@ -9,36 +9,27 @@ use lambda_lock_durable::{Error, ErrorKind};
 
 use crate::{KINDS, Table, run};
 
-/// Panics in a step, or outside of one.
 #[tokio::test(start_paused = true)]
 async fn a_panic_frees_the_key_and_is_the_same_error_on_replay() {
     for kind in KINDS {
-        for in_a_step in [true, false] {
-            let table = Table::new().await;
-            let (locks, panics) = (table.locks.clone(), Arc::new(AtomicU32::new(0)));
-            let counter = Arc::clone(&panics);
-            let result = run(move |ctx| {
-                let (locks, panics) = (locks.clone(), Arc::clone(&counter));
-                async move {
-                    let lock = kind(&ctx, &locks).run(move |held| async move {
-                        if in_a_step {
-                            return Ok(held.step("work", |_| mistake(panics)).await?);
-                        }
-                        mistake(panics).await
-                    });
-                    let panicked: Result<(), Error> = lock.await;
-                    ctx.wait(Duration::from_secs(1)).await?;
-                    let error = panicked.unwrap_err();
-                    Ok(format!("{:?}, {error}", error.kind()))
-                }
-            })
-            .await;
-            let expected = format!("{:?}, the body panicked: a mistake", ErrorKind::Panic);
-            assert_eq!(result.output(), Some(&expected), "{in_a_step}: {:?}", result.error_message());
-            assert_eq!(result.invocation_count(), 2);
-            assert_eq!(panics.load(Ordering::SeqCst), 1, "{in_a_step}: it was repeated");
-            assert!(!table.is_held().await);
-        }
+        let table = Table::new().await;
+        let (locks, panics) = (table.locks.clone(), Arc::new(AtomicU32::new(0)));
+        let counter = Arc::clone(&panics);
+        let result = run(move |ctx| {
+            let (locks, panics) = (locks.clone(), Arc::clone(&counter));
+            async move {
+                let panicked: Result<(), Error> = kind(&ctx, &locks).run(|_| mistake(panics)).await;
+                ctx.wait(Duration::from_secs(1)).await?;
+                let error = panicked.unwrap_err();
+                Ok(format!("{:?}, {error}", error.kind()))
+            }
+        })
+        .await;
+        let expected = format!("{:?}, the body panicked: a mistake", ErrorKind::Panic);
+        assert_eq!(result.output(), Some(&expected), "{:?}", result.error_message());
+        assert_eq!(result.invocation_count(), 2);
+        assert_eq!(panics.load(Ordering::SeqCst), 1, "it was repeated");
+        assert!(!table.is_held().await);
     }
 }
 

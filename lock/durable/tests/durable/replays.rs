@@ -83,7 +83,7 @@ async fn after_a_holder(takes: Takes, losses: Losses) -> usize {
         });
         execution.await
     };
-    let (holder, ended) = tokio::join!(execute(&holders, &table.locks, 2, takes, LEASE, false), execution);
+    let (holder, ended) = tokio::join!(execute(&holders, &table.locks, 2, takes), execution);
     for ended in [&holder, &ended] {
         assert_eq!(ended.response["Status"], "SUCCEEDED", "{losses:?}: {ended:?}");
     }

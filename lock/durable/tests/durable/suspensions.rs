@@ -3,33 +3,14 @@
 use std::time::Duration;
 
 use aws_durable_execution_sdk::DurableContext;
-use futures_util::future::join;
 use lambda_lock::Locks;
-use lambda_lock_durable::{ErrorKind, LockContext as _};
+use lambda_lock_durable::ErrorKind;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::service::{Ended, Service};
-use crate::turns::{HOLD, arn, execute};
+use crate::turns::arn;
 use crate::{KEY, KINDS, LEASE, Table, Takes};
-
-const SHORT_LEASE: Duration = Duration::from_secs(10);
-
-#[tokio::test(start_paused = true)]
-async fn a_suspended_execution_keeps_its_lock_longer_than_its_lease() {
-    for takes in KINDS {
-        let table = Table::new().await;
-        let service = Service::new(&table.engine);
-        let started = table.engine.now();
-        let one = execute(&service, &table.locks, 1, takes, SHORT_LEASE, true);
-        let ended = join(one, execute(&service, &table.locks, 2, takes, SHORT_LEASE, true)).await;
-        let took = table.engine.now().duration_since(started).unwrap();
-        for ended in [ended.0, ended.1] {
-            assert_eq!(ended.response["Status"], "SUCCEEDED", "{ended:?}");
-        }
-        assert!(took >= 2 * HOLD, "they held it at the same time: {took:?}");
-    }
-}
 
 /// Waits under a lock, by itself or by its context, and returns what the next step returns.
 async fn after_a_wait(
@@ -160,24 +141,4 @@ async fn after_an_execution_stops_its_lease_ends_for_the_waiter() {
         let left = Duration::from_hours(1) + LEASE;
         assert!((left..left + Duration::from_mins(1)).contains(&took), "{took:?}");
     }
-}
-
-/// It frees only what it has itself.
-#[tokio::test(start_paused = true)]
-async fn an_execution_frees_no_key_of_another() {
-    let table = Table::new().await;
-    let holder = table.locks.acquire(KEY).lease(LEASE).await.unwrap();
-    let service = Service::new(&table.engine);
-    let (locks, arn) = (table.locks.clone(), arn(1));
-    let execution = service.execute(&arn, Duration::ZERO, move |_: Value, ctx| {
-        let locks = locks.clone();
-        async move {
-            let lock = ctx.lock(&locks, KEY).wait_up_to(Duration::ZERO);
-            let refused = lock.run(|_| async { Ok(()) }).await;
-            Ok(json!(refused.is_err()))
-        }
-    });
-    assert_eq!(execution.await.response["Result"], "true");
-    assert!(holder.is_valid() && table.is_held().await);
-    holder.release().await.unwrap();
 }

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use crate::service::{Ended, Service};
 use crate::{KEY, KINDS, LEASE, Table, Takes};
 
-pub(crate) const HOLD: Duration = Duration::from_secs(20);
+const HOLD: Duration = Duration::from_secs(20);
 /// How late an invocation begins after its wait.
 const COLD_START: Duration = Duration::from_millis(150);
 
@@ -19,29 +19,17 @@ pub(crate) fn arn(number: u32) -> String {
     format!("arn:aws:lambda:eu-west-1:123456789012:function:deploy:1/durable-execution/e{number}/1")
 }
 
-/// Executes a function that holds what it takes for 20 s, in a step or across a wait. Returns its fence.
-pub(crate) async fn execute(
-    service: &Service,
-    locks: &Locks,
-    number: u32,
-    takes: Takes,
-    lease: Duration,
-    is_suspended: bool,
-) -> Ended {
+/// Executes a function that holds what it takes for 20 s, in a step. Returns its fence.
+pub(crate) async fn execute(service: &Service, locks: &Locks, number: u32, takes: Takes) -> Ended {
     let locks = locks.clone();
     service
         .execute(&arn(number), COLD_START, move |_: Value, ctx| {
             let locks = locks.clone();
             async move {
-                let lock = takes(&ctx, &locks).lease(lease).wait_up_to(Duration::from_hours(1));
+                let lock = takes(&ctx, &locks).lease(LEASE).wait_up_to(Duration::from_hours(1));
                 let fence = lock.run(move |held| async move {
-                    if is_suspended {
-                        held.wait(HOLD).await?;
-                    }
                     let work = move |fences: Fences| async move {
-                        if !is_suspended {
-                            sleep(HOLD).await;
-                        }
+                        sleep(HOLD).await;
                         Ok(fences.fence())
                     };
                     Ok(held.step("work", work).await?)
@@ -67,12 +55,12 @@ struct Needed {
 /// tells how long a hold takes, unless they are the first ones.
 async fn six(table: &Table, service: &Service, takes: Takes, apart: Duration, are_first: bool) -> Needed {
     if !are_first {
-        execute(service, &table.locks, 0, takes, LEASE, false).await;
+        execute(service, &table.locks, 0, takes).await;
     }
     let (started, requests) = (table.engine.now(), table.host.requests());
     let executions = (1..=6).map(|number| async move {
         sleep(apart * (number - 1)).await;
-        execute(service, &table.locks, number, takes, LEASE, false).await
+        execute(service, &table.locks, number, takes).await
     });
     let ended = join_all(executions).await;
     for execution in &ended {

@@ -162,6 +162,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn without_jitter_the_delays_double_up_to_the_cap() {
+        let mut delays = Backoff::new().jitter(Jitter::None).delays();
+        for expected in [100, 200, 400, 800, 1600, 3200, 5000, 5000] {
+            assert_eq!(delays.next(None), Duration::from_millis(expected));
+        }
+    }
+
+    #[test]
+    fn jittered_delays_differ_from_wait_to_wait() {
+        let delays = || {
+            let mut delays = Backoff::new().delays();
+            [(); 6].map(|()| delays.next(None))
+        };
+        assert_ne!(delays(), delays());
+    }
+
+    #[test]
+    fn a_delay_ends_at_most_one_base_delay_after_the_holders_lease() {
+        for _ in 0..100 {
+            let delay = Backoff::new().jitter(Jitter::None).delays().next(Some(Duration::from_millis(7)));
+            assert!((7..=107).contains(&delay.as_millis()), "{delay:?}");
+        }
+    }
+
+    #[test]
     fn absurd_settings_do_not_panic() {
         for factor in [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e300] {
             Backoff::new().factor(factor).cap(Duration::MAX).base(Duration::MAX).delays().skip(5);
