@@ -89,11 +89,11 @@ async fn a_refusal_is_the_same_on_replay() {
         })
         .await;
         assert!(result.is_success(), "{:?}", result.error_message());
+        assert!(table.is_held().await, "it freed the key of another");
         let seen = seen.lock().unwrap();
         assert!(seen.len() > 1, "it was not replayed");
         assert!(seen[0].0 && seen[0].1 == "LockHeld", "{seen:?}");
         assert!(seen.iter().all(|refusal| *refusal == seen[0]), "{seen:?}");
-        assert!(table.is_held().await, "it freed the key of another");
         drop((set, permit));
     }
 }
