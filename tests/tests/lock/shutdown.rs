@@ -103,6 +103,16 @@ async fn a_lock_whose_work_does_not_stop_stays_held_and_is_reported() {
 }
 
 #[tokio::test]
+async fn release_all_does_not_wait_for_work_that_is_done() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").await.unwrap();
+    lock.while_held(async {}).await.unwrap();
+    locks.release_all(Duration::from_secs(2)).await.unwrap();
+    assert!(is_free(&world, "job").await);
+}
+
+#[tokio::test]
 async fn work_that_has_not_begun_does_not_begin_after_release_all() {
     let world = World::new().await;
     let locks = world.default_locks();

@@ -152,3 +152,18 @@ async fn fifty_workers_under_one_lock_lose_no_count() {
     join_all(workers).await.into_iter().for_each(Result::unwrap);
     assert_eq!(counter.load(Ordering::Relaxed), 500);
 }
+
+#[tokio::test]
+async fn delays_out_of_bounds_are_invalid_unless_there_is_one_attempt() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    for backoff in [Backoff::new().base(Duration::ZERO), Backoff::new().cap(Duration::from_hours(25))] {
+        let wait = Wait::backoff(backoff);
+        let error = locks.acquire("job").wait(wait).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert_eq!(host.requests(), 0);
+        let lock = world.default_locks().acquire("job").wait(wait.up_to(Duration::ZERO)).await.unwrap();
+        lock.release().await.unwrap();
+    }
+}

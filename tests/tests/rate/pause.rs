@@ -63,6 +63,14 @@ async fn no_burst_comes_after_a_pause() {
 }
 
 #[tokio::test]
+async fn a_pause_by_a_caller_of_many_points_holds_for_a_call_of_one_point() {
+    let world = World::new().await;
+    let bank = world.default_locks().rate(KEY, 1, Duration::from_hours(1)).burst(10);
+    bank.clone().weight(10).pause_for(PAUSE).await.unwrap();
+    assert!(bank.pass().await.unwrap_err().is_held());
+}
+
+#[tokio::test]
 async fn a_pause_of_a_wrong_clock_is_taken_back() {
     let world = World::new().await;
     world.default_locks().rate(KEY, 10, SECOND).pass().await.unwrap();

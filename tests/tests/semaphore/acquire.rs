@@ -96,6 +96,15 @@ async fn the_number_of_each_caller_counts() {
 }
 
 #[tokio::test]
+async fn a_lock_on_the_key_is_no_full_semaphore() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire(KEY).await.unwrap();
+    let error = world.default_locks().semaphore(KEY, 1).try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongKind, "{error}");
+    lock.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn permits_share_the_data_of_the_row() {
     let world = World::new().await;
     let bank = world.default_locks().semaphore(KEY, 2);

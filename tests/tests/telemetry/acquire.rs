@@ -7,7 +7,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Faults, Intercept};
 use lambda_lock::lambda::OnUnavailable;
-use lambda_lock::{ErrorKind, LockLayer, Locks, Wait};
+use lambda_lock::{Attempt, ErrorKind, LockLayer, Locks, Wait};
 use lambda_lock_tests::invocation::{Counter, LoseAnswers, invocation};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
@@ -345,4 +345,27 @@ async fn permits_are_counted_as_locks_and_a_wrong_kind_by_its_reason() {
     bank.acquire().await.unwrap().release().await.unwrap();
     let times = ["acquire_time [0.0]", "hold_time [0.0]", "release_time [0.0]"];
     stage.metrics.assert(&[&["acquired 1", "released 1", "taken_over 1"], &times[..]].concat());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_in_turn_that_goes_on_later_counts_nothing_yet() {
+    let stage = Stage::set().await;
+    let lock = stage.locks().acquire("nightly").await.unwrap();
+    stage.metrics.take();
+    let attempt = stage.locks().acquire("nightly").attempt_in_turn(None).await.unwrap();
+    assert!(matches!(attempt, Attempt::Waiting(_)), "{attempt:?}");
+    let line = &stage.traces.lock_lines()[1];
+    assert!(line.contains("outcome=waiting"), "{line}");
+    assert_eq!(stage.metrics.take().count("refused: cancelled"), 0);
+    lock.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_of_a_rate_counts_the_time_that_it_waits() {
+    let stage = Stage::set().await;
+    let bank = stage.locks().rate("bank", 1, Duration::from_secs(1));
+    bank.pass().await.unwrap();
+    stage.metrics.assert(&["acquired 1"]);
+    bank.pass_within(Duration::from_secs(2)).await.unwrap();
+    stage.metrics.assert(&["acquired 1", "wait_time [1000.0]"]);
 }
