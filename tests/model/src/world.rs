@@ -348,10 +348,6 @@ impl World {
                 ended
             }
             Step::Refused(None, Some(holder)) if self.subject == Subject::Coalesced => {
-                if state.clients[index].runs_again {
-                    self.reach("another one has begun since");
-                    state.check_begun();
-                }
                 match Operation::ask(KEYS[1], &holder, state.now(index)) {
                     Some(ask) => return self.operate(state, index, ask, None),
                     None => Phase::Left,
@@ -405,6 +401,10 @@ impl World {
             }
             (Ok(Done::Left(number)), None) => {
                 self.reach("left to the holder");
+                if state.clients[index].runs_again {
+                    self.reach("another one has begun since");
+                    state.check_begun();
+                }
                 Phase::LeftTo(number)
             }
             (Ok(Done::Held(held)), None) if held.is_valid(state.now(index)) => Phase::Holding(held),
