@@ -17,7 +17,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::Value;
 
 use crate::limits::MAX_DATA_BYTES;
 
@@ -138,13 +137,22 @@ impl Serialize for StoredResponse {
                 format!("the body of the response has more than {MAX_DATA_BYTES} bytes: see `on_unstorable_result`");
             return Err(S::Error::custom(why));
         };
-        let length_in_json = |text: &str| Value::from(text).to_string().len() - 2;
         let is_shorter = |text: &&str| Some(length_in_json(text)) <= base64::encoded_len(body.len(), true);
         let text = str::from_utf8(body).ok().filter(is_shorter);
         let base64 = text.is_none().then(|| STANDARD.encode(body));
         let headers = self.headers.iter().map(|(name, value)| (name.to_string(), latin1(value.as_bytes()))).collect();
         Wire { status: self.status.as_u16(), headers, body: text.map(str::to_owned), base64 }.serialize(serializer)
     }
+}
+
+/// Returns how many bytes a text has between its quotes in JSON.
+fn length_in_json(text: &str) -> usize {
+    let length = |byte| match byte {
+        b'"' | b'\\' | b'\x08' | b'\t' | b'\n' | b'\x0c' | b'\r' => 2,
+        0..=0x1f => 6,
+        _ => 1,
+    };
+    text.bytes().map(length).sum()
 }
 
 impl TryFrom<Option<Wire>> for StoredResponse {

@@ -193,7 +193,7 @@ fn a_changed_turn_costs_time_and_no_guarantee() {
             if !is_invalid {
                 finish(&attempt, turn).await;
             }
-            // Others still take turns.
+            // Other waiters still take turns.
             let held = hold_all().await;
             let Attempt::Waiting(other) = attempt(None).await.unwrap() else { panic!("it was free") };
             release(held).await;
